@@ -1,0 +1,1 @@
+"""Marks the repository root as the package that `.tooling/patchswarm` names; never shipped."""

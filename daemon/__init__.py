@@ -1,0 +1,1 @@
+"""Sockets, tasks, HTTP, CLI and configuration: the floor that touches the world."""

@@ -1,0 +1,1 @@
+"""Faces the other nodes: identity, control connections, lanes, the swarm."""

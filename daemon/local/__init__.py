@@ -1,0 +1,1 @@
+"""Faces this host: the engine, the trainer and the operator."""

@@ -1,0 +1,1 @@
+"""Chunk contents: bit-exact differences between two checkpoints, and full regions."""

@@ -1,0 +1,1 @@
+"""Files, SQLite, slots and rebuild: synchronous; the daemon calls it in threads."""
