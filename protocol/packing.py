@@ -1,0 +1,57 @@
+"""MessagePack to typed values and back, with limits.
+
+`msgpack` bounds hostile input (lengths, nesting) on the way to builtins; `msgspec` then checks types, ranges
+and lengths of every field. Structs are encoded as arrays, so adding a field at the end keeps old readers working.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgpack
+import msgspec
+
+from .errors import MessageError
+
+T = TypeVar("T")
+
+_LIMIT: Final = 64 * 1024
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def pack(value: Any) -> bytes:
+    """MessagePack of a struct: the same bytes for the same value."""
+    return _encoder.encode(value)
+
+
+def unpack(data: bytes, kind: Any, *, limit: int = _LIMIT) -> Any:
+    """Value of type `kind` (a struct class or a union of tagged ones) from MessagePack `data`.
+
+    `limit` bounds the length of the input and of every string, byte string, array and map in it.
+    Raises MessageError for anything that is not exactly one such value.
+    """
+    if len(data) > limit:
+        raise MessageError(f"{len(data)} bytes of MessagePack are over the limit of {limit}")
+    try:
+        raw = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=limit,
+            max_bin_len=limit,
+            max_array_len=limit,
+            max_map_len=limit,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise MessageError(f"not MessagePack within limits: {error}") from None
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise MessageError(str(error)) from None
+
+
+def unpack_as(data: bytes, kind: type[T], *, limit: int = _LIMIT) -> T:
+    """`unpack` for one struct class."""
+    value: T = unpack(data, kind, limit=limit)
+    return value
