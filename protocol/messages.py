@@ -77,8 +77,14 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, tag=8):
     digest: Digest
 
 
+class Buckets(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Answer to a Summary that differs: 8 bytes for each of 256 buckets (first byte of an object's digest)."""
+
+    sums: Annotated[bytes, msgspec.Meta(min_length=256 * 8, max_length=256 * 8)]
+
+
 class Inventory(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Answer to a Summary that differs: digests of the objects held, by bucket (first byte of the digest).
+    """Digests of the objects held in one bucket that differs.
 
     The receiver pulls what it lacks and pushes what the sender lacks.
     """
@@ -175,6 +181,7 @@ Message = (
     | Bye
     | Lane
     | Summary
+    | Buckets
     | Inventory
     | Headers
     | Pull

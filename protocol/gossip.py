@@ -1,0 +1,249 @@
+"""Gossip: the signed objects a node holds, and how two nodes find out what the other lacks.
+
+Two sorts of object. The *set* (stream records, node records, headers) is what every node ends up holding; it is
+compared bucket by bucket, so agreement costs one digest. *Bodies* (openings, manifests, transitions) are named by
+a header in the set and pulled once by whoever follows the stream.
+
+Nothing here is believed before its signature is: stream records under the CA, node records under the node's own
+key and the CA's membership, everything of a stream under the publisher key that its record names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from .errors import MessageError, SignatureError
+from .ids import check_stream_name, digest, short
+from .manifest import (
+    Header,
+    Manifest,
+    Membership,
+    NodeRecord,
+    Opening,
+    StreamRecord,
+    Subject,
+    Transition,
+)
+from .messages import ObjectKind
+from .signed import object_digest, peek, verify
+
+WINDOW: Final = 1024
+"""Versions behind the head whose headers are kept. The rule uses content only, so that all nodes drop the same."""
+
+MAX_STREAMS: Final = 256
+MAX_NODES: Final = 20_000
+
+Body = Opening | Manifest | Transition
+Learned = StreamRecord | NodeRecord | Header | Opening | Manifest | Transition
+
+_BODY_OF: Final[dict[ObjectKind, tuple[Subject, type[Opening] | type[Manifest] | type[Transition]]]] = {
+    ObjectKind.OPENING: (Subject.OPENING, Opening),
+    ObjectKind.MANIFEST: (Subject.MANIFEST, Manifest),
+    ObjectKind.TRANSITION: (Subject.TRANSITION, Transition),
+}
+_BUCKETS: Final = 256
+_SUM_BYTES: Final = 8
+
+
+class Gossip:
+    """Everything gossiped that this node holds. `ca_key` is the cluster's raw Ed25519 public key."""
+
+    def __init__(self, ca_key: bytes) -> None:
+        self._ca_key = ca_key
+        self._set: dict[bytes, tuple[ObjectKind, bytes]] = {}
+        self._buckets: list[set[bytes]] = [set() for _ in range(_BUCKETS)]
+        self._sums = [0] * _BUCKETS
+        self._publishers: dict[tuple[str, int], bytes] = {}
+        self._node_digests: dict[bytes, bytes] = {}
+        self._headers: dict[str, dict[bytes, Header]] = {}
+        self._announced: dict[bytes, Header] = {}
+        self._bodies: dict[bytes, tuple[ObjectKind, bytes]] = {}
+        self.streams: dict[str, StreamRecord] = {}
+        self.nodes: dict[bytes, NodeRecord] = {}
+        self.manifests: dict[bytes, Manifest] = {}
+        self.transitions: dict[bytes, Transition] = {}
+        self.openings: dict[bytes, Opening] = {}
+
+    # -- what is held ---------------------------------------------------------------------------------------
+
+    def get(self, name: bytes) -> tuple[ObjectKind, bytes] | None:
+        """Kind and signed bytes of the object with digest `name`, set or body."""
+        return self._set.get(name) or self._bodies.get(name)
+
+    def knows(self, name: bytes) -> bool:
+        """Whether the object with digest `name` is held."""
+        return name in self._set or name in self._bodies
+
+    def wanted_bodies(self) -> Iterator[bytes]:
+        """Digests of bodies that a held header announces and that are not here yet."""
+        return (name for name in self._announced if name not in self._bodies)
+
+    def head(self, stream: str) -> Manifest | None:
+        """The newest manifest of `stream` whose body is here."""
+        mine = (manifest for manifest in self.manifests.values() if manifest.stream == stream)
+        return max(mine, key=lambda manifest: (manifest.epoch, manifest.version), default=None)
+
+    def head_header(self, stream: str) -> Header | None:
+        """The newest manifest header of `stream`."""
+        mine = (h for h in self._headers.get(stream, {}).values() if h.subject is Subject.MANIFEST)
+        return max(mine, key=lambda header: (header.epoch, header.version), default=None)
+
+    def routes(self, stream: str) -> list[Transition]:
+        """Every transition of `stream` whose body is here."""
+        return [transition for transition in self.transitions.values() if transition.stream == stream]
+
+    def durable(self) -> Iterator[tuple[ObjectKind, bytes, bytes]]:
+        """(kind, digest, signed bytes) of all objects, in an order in which `learn` accepts them again."""
+        everything = [(kind, name, data) for name, (kind, data) in (self._set | self._bodies).items()]
+        return iter(sorted(everything, key=lambda item: (item[0], item[1])))
+
+    # -- learning -------------------------------------------------------------------------------------------
+
+    def learn(self, kind: ObjectKind, data: bytes) -> Learned | None:
+        """Take a signed object. Returns it when it is new, None when it is known, older or of no use yet.
+
+        Raises SignatureError or MessageError for an object that should not exist: the sender is at fault.
+        """
+        match kind:
+            case ObjectKind.STREAM:
+                return self._learn_stream(data)
+            case ObjectKind.NODE:
+                return self._learn_node(data)
+            case ObjectKind.HEADER:
+                return self._learn_header(data)
+            case _:
+                return self._learn_body(kind, data)
+
+    def _learn_stream(self, data: bytes) -> StreamRecord | None:
+        name = object_digest(data, StreamRecord)
+        if name in self._set:
+            return None
+        record = verify(data, StreamRecord, self._ca_key)
+        check_stream_name(record.stream)
+        known = self._publishers.get((record.stream, record.epoch))
+        if known is not None:
+            raise MessageError(f"the CA has signed two publishers for stream {record.stream!r} epoch {record.epoch}")
+        if len(self.streams) >= MAX_STREAMS and record.stream not in self.streams:
+            raise MessageError(f"more than {MAX_STREAMS} streams")
+        self._publishers[record.stream, record.epoch] = record.publisher
+        current = self.streams.get(record.stream)
+        if current is None or record.epoch > current.epoch:
+            self.streams[record.stream] = record
+        self._add(name, ObjectKind.STREAM, data)
+        return record
+
+    def _learn_node(self, data: bytes) -> NodeRecord | None:
+        name = object_digest(data, NodeRecord)
+        if name in self._set:
+            return None
+        record = peek(data, NodeRecord)
+        node = digest(record.node_key)
+        current = self.nodes.get(node)
+        if current is not None and record.serial <= current.serial:
+            return None
+        if current is None and len(self.nodes) >= MAX_NODES:
+            raise MessageError(f"more than {MAX_NODES} nodes")
+        verify(data, NodeRecord, record.node_key)
+        member = verify(record.membership, Membership, self._ca_key)
+        if member.node_key != record.node_key:
+            raise SignatureError(f"node {short(node)} shows another node's membership")
+        self._remove(self._node_digests.pop(node, b""))
+        self._node_digests[node] = name
+        self.nodes[node] = record
+        self._add(name, ObjectKind.NODE, data)
+        return record
+
+    def _learn_header(self, data: bytes) -> Header | None:
+        name = object_digest(data, Header)
+        if name in self._set:
+            return None
+        header = peek(data, Header)
+        publisher = self._publishers.get((header.stream, header.epoch))
+        if publisher is None:
+            return None  # its stream record is on the way; anti-entropy brings the header again
+        verify(data, Header, publisher)
+        newest = self.head_header(header.stream)
+        if newest is not None and not _kept(header, newest):
+            return None
+        self._add(name, ObjectKind.HEADER, data)
+        self._headers.setdefault(header.stream, {})[name] = header
+        self._announced[header.digest] = header
+        if header.subject is Subject.MANIFEST:
+            self._prune(header.stream)
+        return header
+
+    def _learn_body(self, kind: ObjectKind, data: bytes) -> Body | None:
+        subject, struct = _BODY_OF[kind]
+        name = object_digest(data, struct)
+        header = self._announced.get(name)
+        if header is None or name in self._bodies:
+            return None
+        body: Body = verify(data, struct, self._publishers[header.stream, header.epoch])
+        if header.subject is not subject or (body.stream, body.epoch, body.version) != (
+            header.stream,
+            header.epoch,
+            header.version,
+        ):
+            raise MessageError(f"header and body of {short(name)} do not agree")
+        self._bodies[name] = (kind, data)
+        match body:
+            case Opening():
+                self.openings[name] = body
+            case Manifest():
+                self.manifests[name] = body
+            case Transition():
+                self.transitions[name] = body
+        return body
+
+    def _prune(self, stream: str) -> None:
+        headers = self._headers[stream]
+        newest = self.head_header(stream)
+        if newest is None:
+            return
+        for name in [name for name, header in headers.items() if not _kept(header, newest)]:
+            header = headers.pop(name)
+            self._remove(name)
+            self._announced.pop(header.digest, None)
+            self._bodies.pop(header.digest, None)
+            self.manifests.pop(header.digest, None)
+            self.transitions.pop(header.digest, None)
+            self.openings.pop(header.digest, None)
+
+    def _add(self, name: bytes, kind: ObjectKind, data: bytes) -> None:
+        self._set[name] = (kind, data)
+        self._buckets[name[0]].add(name)
+        self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
+
+    def _remove(self, name: bytes) -> None:
+        if name in self._set:
+            del self._set[name]
+            self._buckets[name[0]].discard(name)
+            self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
+
+    # -- anti-entropy ---------------------------------------------------------------------------------------
+
+    def sums(self) -> bytes:
+        """XOR of the first 8 bytes of the digests in each of the 256 buckets."""
+        return b"".join(value.to_bytes(_SUM_BYTES, "big") for value in self._sums)
+
+    def summary(self) -> bytes:
+        """Digest of the whole set: two nodes with equal summaries hold the same objects."""
+        return digest(self.sums())
+
+    def differing(self, sums: bytes) -> list[int]:
+        """Buckets whose sum is not the one in `sums`."""
+        mine = self.sums()
+        step = _SUM_BYTES
+        return [at for at in range(_BUCKETS) if sums[at * step : (at + 1) * step] != mine[at * step : (at + 1) * step]]
+
+    def bucket(self, number: int) -> set[bytes]:
+        """Digests of the objects in one bucket."""
+        return self._buckets[number]
+
+
+def _kept(header: Header, newest: Header) -> bool:
+    """Whether `header` still matters once `newest` is the newest manifest header of its stream."""
+    if header.subject is Subject.OPENING:
+        return (header.epoch, header.version) > (newest.epoch, newest.version)
+    return header.epoch != newest.epoch or header.version > newest.version - WINDOW
