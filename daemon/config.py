@@ -1,0 +1,317 @@
+"""Configuration: one TOML file in the home, read once into one frozen value.
+
+The structs below are the whole truth: their fields are the keys, their defaults the defaults, their
+descriptions the comments of the file that `init` and `join` write.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+
+import msgspec
+
+from ..protocol.errors import MessageError
+from ..protocol.ids import check_stream_name
+from .errors import ConfigError
+from .home import Home, write_private
+from .units import Rate, Size, is_wildcard, parse_address
+
+DEFAULT_PORT: Final = 7340
+
+
+def _doc(description: str) -> msgspec.Meta:
+    return msgspec.Meta(description=description)
+
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class Node(Section, frozen=True):
+    """Where this node stands among the others."""
+
+    site: Annotated[
+        str,
+        msgspec.Meta(max_length=64),
+        _doc("Where this node is, for example 'us-east/provider-a': nodes of one site share what crosses a WAN once."),
+    ] = ""
+    listen: Annotated[
+        str,
+        _doc("HOST:PORT to accept other nodes on; '' to accept none and only dial out (behind NAT)."),
+    ] = f"0.0.0.0:{DEFAULT_PORT}"
+    advertise: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(max_length=8),
+        _doc(
+            "HOST:PORTs under which others reach this node. Empty: the listen address, or none if that is a wildcard."
+        ),
+    ] = ()
+    seeds: Annotated[tuple[str, ...], _doc("HOST:PORTs of nodes to dial first.")] = ()
+
+    def __post_init__(self) -> None:
+        for address in (*((self.listen,) if self.listen else ()), *self.advertise, *self.seeds):
+            parse_address(address)
+        for address in (*self.advertise, *self.seeds):
+            if is_wildcard(parse_address(address)[0]):
+                raise ValueError(f"{address!r} is a wildcard, no address that others can dial")
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORTs that other nodes are told to dial; empty when this node cannot be dialled."""
+        if self.advertise:
+            return self.advertise
+        return () if not self.listen or is_wildcard(parse_address(self.listen)[0]) else (self.listen,)
+
+
+class Storage(Section, frozen=True):
+    """Slots, versions and checking."""
+
+    slot_dir: Annotated[
+        Path,
+        _doc("Folder of the checkpoints, as <slot_dir>/<stream>/v<N>; relative to the home. RAM for large models."),
+    ] = Path("slots")
+    slots: Annotated[Count, _doc("Checkpoints kept materialised per stream: 2 alternate, 1 where space is tight.")] = 2
+    memory_limit: Annotated[Size, _doc("Most memory for chunks and patches in flight.")] = Size(512 * 1024 * 1024)
+    retain_versions: Annotated[Count, _doc("Versions per stream whose chunks are kept for others to fetch.")] = 16
+    verify: Annotated[
+        Literal["background", "full"],
+        _doc("When the full digest table is checked: 'background' after commit, 'full' before it."),
+    ] = "background"
+    verify_every_s: Annotated[Seconds, _doc("Each slot is checked in full again at least this often, in seconds.")] = (
+        3600.0
+    )
+    min_interval_s: Annotated[
+        Seconds,
+        _doc("Least time between two commits of one stream, in seconds; versions in between are skipped over."),
+    ] = 0.0
+
+
+class Streams(Section, frozen=True):
+    """Which streams this node follows."""
+
+    follow: Annotated[tuple[str, ...], _doc("Names of streams, or '*' for every stream of the cluster.")] = ("*",)
+
+    def __post_init__(self) -> None:
+        for name in self.follow:
+            if name != "*":
+                _check_stream(name)
+
+    def follows(self, stream: str) -> bool:
+        """Whether `stream` is wanted here."""
+        return "*" in self.follow or stream in self.follow
+
+
+class Stream(Section, frozen=True):
+    """One stream."""
+
+    base: Annotated[
+        Path | None,
+        _doc("A checkpoint directory that is here already: saves the first transfer when its digests match."),
+    ] = None
+
+
+class Local(Section, frozen=True):
+    """The HTTP API for this host."""
+
+    socket: Annotated[Path, _doc("Unix socket of the API; relative to the home.")] = Path("patchswarm.sock")
+    socket_mode: Annotated[str, _doc("Permissions of the socket, octal.")] = "0660"
+    tcp: Annotated[
+        str,
+        _doc(f"Also serve the API on this loopback HOST:PORT, for example '127.0.0.1:{DEFAULT_PORT + 1}'; '' for no."),
+    ] = ""
+    token_file: Annotated[
+        Path, _doc("File with the bearer token that TCP callers must send; relative to the home.")
+    ] = Path("token")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mode_bits <= 0o777:
+            raise ValueError(f"socket_mode {self.socket_mode!r} is outside 0000 to 0777")
+        if self.tcp and parse_address(self.tcp)[0] not in {"127.0.0.1", "::1", "localhost"}:
+            raise ValueError(f"tcp {self.tcp!r} is not loopback; the API must not face the network")
+
+    @property
+    def mode_bits(self) -> int:
+        """`socket_mode` as a number. Raises ValueError."""
+        try:
+            return int(self.socket_mode, 8)
+        except ValueError:
+            raise ValueError(f"socket_mode {self.socket_mode!r} is not octal, for example '0660'") from None
+
+
+class Limits(Section, frozen=True):
+    """What this node may use of its links."""
+
+    upload: Annotated[Rate, _doc("Most that is sent to other nodes, for example '2Gbit/s'; '' for no limit.")] = Rate(0)
+    download: Annotated[Rate, _doc("Most that is fetched from other nodes; '' for no limit.")] = Rate(0)
+    lanes: Annotated[int, msgspec.Meta(ge=1, le=64), _doc("Most data connections to one node.")] = 8
+
+
+class Log(Section, frozen=True):
+    """Logging, to standard error."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], _doc("Least level that is written.")] = "info"
+    format: Annotated[Literal["auto", "human", "json"], _doc("'auto': human on a terminal, JSON elsewhere.")] = "auto"
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole configuration. Paths are absolute once loaded."""
+
+    node: Node = Node()
+    storage: Storage = Storage()
+    streams: Streams = Streams()
+    stream: dict[str, Stream] = {}
+    local: Local = Local()
+    limits: Limits = Limits()
+    log: Log = Log()
+
+    @classmethod
+    def load(cls, home: Home) -> Config:
+        """The configuration of `home`. Raises ConfigError naming file and key."""
+        try:
+            text = home.config.read_text()
+        except OSError as error:
+            raise ConfigError(f"{home.config}: cannot read it: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{home.config}: not UTF-8 text") from None
+        return cls.parse(text, home)
+
+    @classmethod
+    def parse(cls, text: str, home: Home) -> Config:
+        """The configuration that TOML `text` gives to `home`. Raises ConfigError naming file and key."""
+        where = str(home.config)
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{where}: not TOML: {error}") from None
+        sections = _sections()
+        _refuse_unknown(raw, [*sections, "stream"], where, "")
+        values: dict[str, Any] = {
+            name: _convert(raw.get(name, {}), kind, where, name) for name, kind in sections.items()
+        }
+        streams = _convert(raw.get("stream", {}), dict[str, dict[str, Any]], where, "stream")
+        for name in streams:
+            try:
+                _check_stream(name)
+            except ValueError as error:
+                raise ConfigError(f"{where}: stream.{name}: {error}") from None
+        values["stream"] = {name: _convert(table, Stream, where, f"stream.{name}") for name, table in streams.items()}
+        return _resolve(cls(**values), home.root)
+
+
+def _resolve(config: Config, root: Path) -> Config:
+    """`config` with absolute paths."""
+
+    def absolute(path: Path) -> Path:
+        return root / path.expanduser()
+
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        storage=replace(config.storage, slot_dir=absolute(config.storage.slot_dir)),
+        local=replace(config.local, socket=absolute(config.local.socket), token_file=absolute(config.local.token_file)),
+        stream={
+            name: replace(stream, base=absolute(stream.base) if stream.base else None)
+            for name, stream in config.stream.items()
+        },
+    )
+
+
+def render(values: Mapping[str, Mapping[str, object]]) -> str:
+    """The text of a config.toml that sets `values` ({section: {key: value}}) and explains every other key."""
+    lines = [
+        "# patchswarm configuration. Commented keys show their defaults; relative paths are below this folder.",
+        "# Restart the daemon after a change.",
+    ]
+    for section, kind in _sections().items():
+        lines += ["", f"# {kind.__doc__}", f"[{section}]"]
+        given = values.get(section, {})
+        for key, default, description in _keys(kind):
+            text = f"{key} = {_toml(given.get(key, default))}"
+            lines += [f"# {description}", text if key in given else f"# {text}"]
+        if section == "streams":
+            lines += ["", "# A table for one stream:", "# [stream.NAME]"]
+            for key, _, description in _keys(Stream):
+                lines += [f"# {description}", f'# {key} = "/models/…"']
+    return "\n".join(lines) + "\n"
+
+
+def write(home: Home, values: Mapping[str, Mapping[str, object]]) -> Config:
+    """Write the config.toml of a new home; returns what it says. Raises ConfigError for values it may not hold."""
+    text = render(values)
+    config = Config.parse(text, home)
+    write_private(home.config, text.encode())
+    return config
+
+
+def _sections() -> dict[str, type[Section]]:
+    hints = get_type_hints(Config)
+    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Section)}
+
+
+def _keys(kind: type[msgspec.Struct]) -> list[tuple[str, object, str]]:
+    """(key, default, description) of every field of a section."""
+    keys = []
+    for field in msgspec.structs.fields(kind):
+        metas = [*get_type_hints(kind, include_extras=True)[field.name].__metadata__]
+        description = next(meta.description for meta in metas if meta.description)
+        keys.append((field.name, field.default, description))
+    return keys
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Size | Rate | Path):
+        value = str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _refuse_unknown(table: object, known: list[str], where: str, path: str) -> None:
+    for key in table if isinstance(table, dict) else []:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {path}{key}; {hint}")
+
+
+def _convert(table: object, kind: Any, where: str, path: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        _refuse_unknown(table, [field.name for field in msgspec.structs.fields(kind)], where, f"{path}.")
+    try:
+        return msgspec.convert(table, kind, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        message, _, inner = str(error).partition(" - at `$")
+        message = message.replace("`object`", "a table")
+        key = inner.removesuffix("`")
+        if message.startswith("Invalid enum value"):
+            message += f"; choose {' or '.join(map(repr, _choices(kind, key.removeprefix('.'))))}"
+        raise ConfigError(f"{where}: {path}{key}: {message}") from None
+
+
+def _choices(kind: Any, key: str) -> tuple[object, ...]:
+    """The values that a field typed `Literal[…]` may have."""
+    return get_args(get_type_hints(kind)[key])
+
+
+def _decode(kind: type[Any], value: object) -> Any:
+    if kind in {Size, Rate}:
+        return kind.parse(value)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError(f"{value!r} is not a path")
+    return Path(value)
+
+
+def _check_stream(name: str) -> None:
+    try:
+        check_stream_name(name)
+    except MessageError as error:
+        raise ValueError(str(error)) from None
