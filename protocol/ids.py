@@ -28,10 +28,16 @@ Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 """Number of a chunk within one transition."""
 
-StreamName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-"""A stream's name; also a folder name on every host, so its alphabet is narrow (see `check_stream_name`)."""
+_STREAM_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 
-_STREAM_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+StreamName = Annotated[str, msgspec.Meta(pattern=_STREAM_NAME)]
+"""A stream's name; also a folder name on every host, so its alphabet is narrow."""
+
+MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
+"""Longest sealed chunk: 4 MiB of contents, and room for what a record of incompressible bytes adds."""
+
+ChunkSize = Annotated[int, msgspec.Meta(ge=16, le=MAX_CHUNK_BYTES)]
+"""Bytes of one sealed chunk, at least its tag."""
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
@@ -41,7 +47,7 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
 
 def check_stream_name(name: str) -> str:
     """Return `name`, or raise MessageError when it could not be a folder on every host."""
-    if not _STREAM_NAME.fullmatch(name):
+    if not re.match(_STREAM_NAME, name):
         raise MessageError(
             f"stream name {name!r} is not allowed: use 1 to 64 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit"

@@ -27,6 +27,7 @@ MAX_REGIONS: Final = 4_000_000
 MAX_LAYOUT_BYTES: Final = 256 * 1024 * 1024
 _MAX_PATH_BYTES: Final = 1024
 _MAX_NAME_BYTES: Final = 255
+_MAX_DEPTH: Final = 64
 _RESERVED: Final = {"CON", "PRN", "AUX", "NUL", *(f"COM{n}" for n in range(1, 10)), *(f"LPT{n}" for n in range(1, 10))}
 
 
@@ -126,14 +127,13 @@ def check_layout(layout: Layout) -> None:
     paths = [file.path for file in layout.files]
     if paths != sorted(set(paths)):
         raise LayoutError("files of a layout must be sorted by path, each once")
-    folders: set[str] = set()
+    files = set(paths)
     for path in paths:
         check_path(path)
         parts = path.split("/")
-        folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
-    clash = folders.intersection(paths)
-    if clash:
-        raise LayoutError(f"path {min(clash)!r} is both a file and a folder")
+        for depth in range(1, len(parts)):
+            if "/".join(parts[:depth]) in files:
+                raise LayoutError(f"path {'/'.join(parts[:depth])!r} is both a file and a folder")
     for file in layout.files:
         for region in file.regions:
             if region.size % width_bytes(region.kind):
@@ -149,7 +149,10 @@ def check_path(path: str) -> None:
     """Raise LayoutError unless `path` stays inside its directory on every file system we write to."""
     if len(path.encode("utf-8", "surrogatepass")) > _MAX_PATH_BYTES:
         raise LayoutError(f"path of over {_MAX_PATH_BYTES} bytes: {path[:60]!r}…")
-    for part in path.split("/"):
+    parts = path.split("/")
+    if len(parts) > _MAX_DEPTH:
+        raise LayoutError(f"path of over {_MAX_DEPTH} parts: {path[:60]!r}…")
+    for part in parts:
         if part in ("", ".", "..") or part.startswith(".patchswarm"):
             raise LayoutError(f"path {path!r} has a part that is not allowed: {part!r}")
         try:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from .ids import Attempt, Counter, Digest, Key, MaybeDigest, Ordinal, StreamName
+from .ids import Attempt, ChunkSize, Counter, Digest, Key, MaybeDigest, Ordinal, StreamName
 
 MAX_LABEL: Final = 256
 PAGE_ENTRIES: Final = 64
@@ -75,7 +75,7 @@ class BlobRef(msgspec.Struct, frozen=True, array_like=True):
     root: Digest
     size: Counter
     key: Key
-    chunks: Annotated[tuple[tuple[Digest, Ordinal], ...], msgspec.Meta(max_length=1024)]
+    chunks: Annotated[tuple[tuple[Digest, ChunkSize], ...], msgspec.Meta(max_length=1024)]
 
 
 class OpeningPart(msgspec.Struct, frozen=True, array_like=True):

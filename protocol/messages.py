@@ -16,8 +16,9 @@ import msgspec
 
 from .errors import MessageError
 from .framing import MAX_FRAME_BYTES
-from .ids import Attempt, Digest, Key, Ordinal
+from .ids import Attempt, ChunkSize, Digest, Key, Ordinal
 from .packing import pack, unpack
+from .signed import MAX_SIGNED_BYTES, SIGNATURE_BYTES
 
 PROTOCOL_VERSION: Final = 1
 META_ORDINAL: Final = 2**31
@@ -25,7 +26,8 @@ META_ORDINAL: Final = 2**31
 
 PIECE_BYTES: Final = 48 * 1024
 
-SignedBytes = Annotated[bytes, msgspec.Meta(min_length=65, max_length=MAX_FRAME_BYTES - 64)]
+SignedBytes = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES + 1, max_length=MAX_SIGNED_BYTES)]
+HeaderBytes = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES + 1, max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Ranges = Annotated[tuple[tuple[Ordinal, Ordinal], ...], msgspec.Meta(max_length=4096)]
 """Ordinal ranges as (first, last), both included, rising, not touching."""
@@ -96,7 +98,7 @@ class Inventory(msgspec.Struct, frozen=True, array_like=True, tag=9):
 class Headers(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Signed Headers, pushed to every peer that has not sent them."""
 
-    items: Annotated[tuple[SignedBytes, ...], msgspec.Meta(max_length=256)]
+    items: Annotated[tuple[HeaderBytes, ...], msgspec.Meta(max_length=256)]
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True, tag=11):
@@ -162,7 +164,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
     request: Ordinal
     offset: Ordinal
-    size: Ordinal
+    size: ChunkSize
     data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PIECE_BYTES)]
 
 
@@ -208,11 +210,14 @@ def decode_message(body: bytes) -> Message:
 
 
 def check_message(message: Message) -> Message:
-    """Check what types cannot: ranges rise and do not touch."""
+    """Check what types cannot: ranges rise and do not touch, a piece lies within its chunk."""
     if isinstance(message, Have | Claim):
         previous = -2
         for first, last in message.ranges:
             if first <= previous + 1 or last < first:
                 raise MessageError(f"ordinal ranges do not rise: {first}..{last} after {previous}")
             previous = last
+    elif isinstance(message, Piece) and message.offset + len(message.data) > message.size:
+        end = message.offset + len(message.data)
+        raise MessageError(f"piece ends at {end}, beyond its chunk of {message.size} bytes")
     return message

@@ -42,13 +42,18 @@ def unpack(data: bytes, kind: Any, *, limit: int = _LIMIT) -> Any:
             max_array_len=limit,
             max_map_len=limit,
             max_ext_len=0,
+            ext_hook=_refuse_extension,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise MessageError(f"not MessagePack within limits: {error}") from None
+        raise MessageError(f"not MessagePack within limits: {str(error) or type(error).__name__}") from None
     try:
-        return msgspec.convert(raw, kind)
+        return msgspec.convert(raw, kind, builtin_types=(bytes,))  # else text would pass for bytes, as base64
     except msgspec.ValidationError as error:
         raise MessageError(str(error)) from None
+
+
+def _refuse_extension(code: int, _data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not used here")
 
 
 def unpack_as(data: bytes, kind: type[T], *, limit: int = _LIMIT) -> T:

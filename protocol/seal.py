@@ -15,14 +15,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from .errors import SealError
-from .ids import digest, short
+from .ids import MAX_CHUNK_BYTES, digest, short
 from .manifest import BlobRef, Opening, Transition
 from .packing import pack
 
 TAG_BYTES: Final = 16
-MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
-"""Longest sealed chunk: 4 MiB of contents, and room for what a record of incompressible bytes adds."""
-
 MAX_BLOB_BYTES: Final = 256 * 1024 * 1024
 """Longest layout, digest table or index: enough for 30 TB of weights."""
 
@@ -88,7 +85,7 @@ def open_blob(ref: BlobRef, pieces: Sequence[bytes | memoryview]) -> bytes:
             data = reader.read(ref.size + 1)  # never more, whatever the frame says
     except (InvalidTag, zstandard.ZstdError):
         raise SealError(f"list {short(ref.root)} does not open") from None
-    if digest(data) != ref.root:
+    if len(data) != ref.size or digest(data) != ref.root:
         raise SealError(f"list {short(ref.root)} opens to other contents")
     return data
 

@@ -18,6 +18,9 @@ from .packing import pack, unpack_as
 
 SIGNATURE_BYTES: Final = 64
 
+MAX_SIGNED_BYTES: Final = MAX_FRAME_BYTES - 64
+"""Longest signed object: it fits in one frame with the message around it."""
+
 
 class Signable(Protocol):
     """A struct with the domain string that its signatures and digests are bound to."""
@@ -29,8 +32,9 @@ S = TypeVar("S", bound=Signable)
 
 
 def sign(value: Signable, key: Ed25519PrivateKey) -> bytes:
-    """The signed object: signature, then body."""
+    """The signed object: signature, then body. Raises MessageError above MAX_SIGNED_BYTES: no peer would take it."""
     body = pack(value)
+    _check_size(SIGNATURE_BYTES + len(body), type(value))
     return key.sign(value.domain + body) + body
 
 
@@ -39,8 +43,7 @@ def verify(data: bytes, kind: type[S], public_key: bytes) -> S:
 
     Raises SignatureError when it is not; MessageError when it is signed but malformed.
     """
-    if not SIGNATURE_BYTES < len(data) <= MAX_FRAME_BYTES:
-        raise MessageError(f"{kind.__name__} of {len(data)} bytes: too short or over {MAX_FRAME_BYTES}")
+    _check_size(len(data), kind)
     signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, kind.domain + body)
@@ -51,11 +54,15 @@ def verify(data: bytes, kind: type[S], public_key: bytes) -> S:
 
 def peek(data: bytes, kind: type[S]) -> S:
     """The object in `data`, its signature not checked: only to find which key should have signed it."""
-    if not SIGNATURE_BYTES < len(data) <= MAX_FRAME_BYTES:
-        raise MessageError(f"{kind.__name__} of {len(data)} bytes: too short or over {MAX_FRAME_BYTES}")
+    _check_size(len(data), kind)
     return unpack_as(data[SIGNATURE_BYTES:], kind)
 
 
 def object_digest(data: bytes, kind: type[Signable]) -> bytes:
     """The 32-byte digest that names the signed object in `data`."""
     return digest(kind.domain + data[SIGNATURE_BYTES:])
+
+
+def _check_size(size: int, kind: type[Signable]) -> None:
+    if not SIGNATURE_BYTES < size <= MAX_SIGNED_BYTES:
+        raise MessageError(f"{kind.__name__} of {size} bytes: too short or over {MAX_SIGNED_BYTES}")
