@@ -1,0 +1,247 @@
+"""What the local API answers when it cannot do as asked: the service raises these, the client raises them again.
+
+Each class is one problem: a stable `slug` (the last word of the problem document's `type`), an HTTP status
+and the exit code of the command that met it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from ..errors import DaemonError
+from ..exits import Exit
+
+
+class LocalError(DaemonError):
+    """A request that could not be met. `context` holds JSON values that say more, for programs."""
+
+    slug: ClassVar[str] = "internal-error"
+    title: ClassVar[str] = "The daemon met an error of its own"
+    status: ClassVar[int] = 500
+
+    def __init__(self, detail: str, **context: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.context = context
+
+
+class NotRunningError(LocalError):
+    """No daemon answers on the socket. Raised by the client only."""
+
+    slug = "not-running"
+    title = "No daemon answers"
+    status = 503
+    exit = Exit.NOT_RUNNING
+
+
+class ConnectionLostError(LocalError):
+    """The daemon went away, or was too slow, in the middle of an answer. Raised by the client only."""
+
+    slug = "connection-lost"
+    title = "The connection to the daemon broke"
+    status = 502
+    exit = Exit.NOT_RUNNING
+
+
+class InvalidRequestError(LocalError):
+    """A parameter or field that does not exist, is missing or has a value that is not allowed."""
+
+    slug = "invalid-request"
+    title = "The request is malformed"
+    status = 400
+    exit = Exit.BAD_INPUT
+
+
+class UnauthorizedError(LocalError):
+    """The TCP socket asks for its bearer token."""
+
+    slug = "unauthorized"
+    title = "The bearer token is missing or wrong"
+    status = 401
+    exit = Exit.REFUSED
+
+
+class UnknownRouteError(LocalError):
+    """No such path in this API."""
+
+    slug = "unknown-route"
+    title = "No such path"
+    status = 404
+    exit = Exit.USAGE
+
+
+class MethodNotAllowedError(LocalError):
+    """The path exists, but not for this method."""
+
+    slug = "method-not-allowed"
+    title = "The path does not take this method"
+    status = 405
+    exit = Exit.USAGE
+
+
+class BodyTooLargeError(LocalError):
+    """A request body over the limit."""
+
+    slug = "body-too-large"
+    title = "The request body is too large"
+    status = 413
+    exit = Exit.BAD_INPUT
+
+
+class UnsatisfiableRangeError(LocalError):
+    """A Range that starts at or after the end."""
+
+    slug = "range-not-satisfiable"
+    title = "The range lies outside the content"
+    status = 416
+    exit = Exit.BAD_INPUT
+
+
+class PreconditionFailedError(LocalError):
+    """If-Match names other content."""
+
+    slug = "precondition-failed"
+    title = "The content is not the one asked for"
+    status = 412
+    exit = Exit.CONFLICT
+
+
+class UnknownStreamError(LocalError):
+    """The node does not follow such a stream."""
+
+    slug = "unknown-stream"
+    title = "No such stream on this node"
+    status = 404
+    exit = Exit.NOT_FOUND
+
+
+class UnknownVersionError(LocalError):
+    """No such version, or its bytes are not held on this node (any more)."""
+
+    slug = "unknown-version"
+    title = "No such version on this node"
+    status = 404
+    exit = Exit.NOT_FOUND
+
+
+class VersionNotReadyError(LocalError):
+    """The version waited for was not committed here in time."""
+
+    slug = "version-not-ready"
+    title = "The version is not here yet"
+    status = 404
+    exit = Exit.TIMEOUT
+
+
+class UnknownFileError(LocalError):
+    """The version has no such file."""
+
+    slug = "unknown-file"
+    title = "No such file in this version"
+    status = 404
+    exit = Exit.NOT_FOUND
+
+
+class UnknownTensorError(LocalError):
+    """The version has no such tensor."""
+
+    slug = "unknown-tensor"
+    title = "No such tensor in this version"
+    status = 404
+    exit = Exit.NOT_FOUND
+
+
+class AmbiguousTensorError(LocalError):
+    """Several files of the version have a tensor of this name."""
+
+    slug = "ambiguous-tensor"
+    title = "Several files have a tensor of this name"
+    status = 409
+    exit = Exit.BAD_INPUT
+
+
+class UnknownLeaseError(LocalError):
+    """There never was such a lease here, or the daemon has been restarted since."""
+
+    slug = "unknown-lease"
+    title = "No such lease"
+    status = 404
+    exit = Exit.NOT_FOUND
+
+
+class LeaseGoneError(LocalError):
+    """The lease ran out or was voided: what was read under it may not be this version's bytes any more."""
+
+    slug = "lease-gone"
+    title = "The lease is gone"
+    status = 410
+    exit = Exit.CONFLICT
+
+
+class NotPublisherError(LocalError):
+    """The node may not publish in this stream."""
+
+    slug = "not-publisher"
+    title = "This node may not publish here"
+    status = 403
+    exit = Exit.REFUSED
+
+
+class VersionNotRisingError(LocalError):
+    """A version number that is not above the newest one."""
+
+    slug = "version-not-rising"
+    title = "Version numbers must rise"
+    status = 409
+    exit = Exit.CONFLICT
+
+
+class PublishBusyError(LocalError):
+    """Another publish in this stream is under way."""
+
+    slug = "publish-busy"
+    title = "Another publish is under way"
+    status = 409
+    exit = Exit.CONFLICT
+
+
+class BadSourceError(LocalError):
+    """The directory to publish is missing, empty, malformed, or changed while it was read."""
+
+    slug = "bad-source"
+    title = "The directory cannot be published"
+    status = 422
+    exit = Exit.BAD_INPUT
+
+
+class UnavailableError(LocalError):
+    """The daemon cannot do this now: it is starting, stopping or has no slot free."""
+
+    slug = "unavailable"
+    title = "The daemon cannot do this now"
+    status = 503
+    exit = Exit.NOT_RUNNING
+
+
+class NotReadyError(LocalError):
+    """The node does not serve current weights; `context["reasons"]` says why."""
+
+    slug = "not-ready"
+    title = "The node is not ready"
+    status = 503
+    exit = Exit.NOT_RUNNING
+
+
+class StorageFailedError(LocalError):
+    """The disk or the memory file system is full or broken."""
+
+    slug = "storage-failed"
+    title = "The node's storage failed"
+    status = 507
+    exit = Exit.UNEXPECTED
+
+
+PROBLEMS: Final[dict[str, type[LocalError]]] = {
+    error.slug: error for error in (LocalError, *LocalError.__subclasses__())
+}
+"""Every problem by its slug. Slugs are part of the API: they are added, never renamed."""

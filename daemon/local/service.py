@@ -1,0 +1,97 @@
+"""What the local API needs from the node: one Protocol, so that the HTTP side stands alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ...protocol.layout import Layout
+from .model import (
+    LeaseInfo,
+    PeerStatus,
+    PublishProgress,
+    PublishRequest,
+    PublishResult,
+    Readiness,
+    StreamStatus,
+    VersionInfo,
+)
+
+
+@dataclass(frozen=True)
+class OpenVersion:
+    """A version held open for one reader: its slot is not written to as long as this is held."""
+
+    path: Path
+    layout: Layout
+    info: VersionInfo
+    voided: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the hold is lost because the version was withdrawn: a transfer is then cut, not finished."""
+
+
+class LocalService(Protocol):
+    """The node, as the local API sees it. Methods run on the event loop and return soon unless they are async.
+
+    All raise UnknownStreamError for a stream that the node does not follow. Storage errors may pass through:
+    the API maps them too.
+    """
+
+    def streams(self) -> list[StreamStatus]:
+        """Every stream this node follows, sorted by name."""
+        ...
+
+    def status(self, stream: str) -> StreamStatus:
+        """One stream."""
+        ...
+
+    async def versions(self, stream: str) -> list[VersionInfo]:
+        """Committed versions that this node knows, newest first."""
+        ...
+
+    async def wait(
+        self, stream: str, at_least: int, timeout_s: float, *, epoch: int | None = None
+    ) -> VersionInfo | None:
+        """The current version as soon as its number is `at_least`, or None after `timeout_s`; 0 only looks.
+
+        With an epoch, (epoch, version) is compared instead: so a follower waits for whatever comes after the one
+        it has, across a key rotation that starts numbers anew.
+        """
+        ...
+
+    async def publish(
+        self, stream: str, request: PublishRequest, progress: Callable[[PublishProgress], None]
+    ) -> PublishResult:
+        """Publish a checkpoint directory, calling `progress` on the event loop now and then.
+
+        Cancelled before the manifest is signed it leaves no version; afterwards it finishes all the same.
+        Raises NotPublisherError, VersionNotRisingError, PublishBusyError or BadSourceError.
+        """
+        ...
+
+    async def lease(self, stream: str, version: int | None, ttl_s: float) -> LeaseInfo:
+        """Hold a version's slot, the current one for None. Raises UnknownVersionError."""
+        ...
+
+    async def renew(self, stream: str, lease: str, ttl_s: float) -> LeaseInfo:
+        """Hold it `ttl_s` from now. Raises UnknownLeaseError or LeaseGoneError."""
+        ...
+
+    async def release(self, stream: str, lease: str) -> None:
+        """Let go. Raises UnknownLeaseError, or LeaseGoneError when it had run out or was voided."""
+        ...
+
+    def open_version(self, stream: str, version: int | None) -> AbstractAsyncContextManager[OpenVersion]:
+        """Hold a version open, the current one for None, as long as the context lasts. Raises UnknownVersionError."""
+        ...
+
+    def peers(self) -> list[PeerStatus]:
+        """The other nodes this one knows."""
+        ...
+
+    def ready(self) -> Readiness:
+        """Whether this node serves current weights."""
+        ...
