@@ -7,7 +7,8 @@ the fewest bytes still to fetch; among equals the one with fewer bytes to apply,
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from .manifest import Route, Transition
@@ -16,11 +17,11 @@ NOTHING: Final = b""
 
 
 def plan_route(
-    held: Set[bytes],
+    held: AbstractSet[bytes],
     target: bytes,
     transitions: Iterable[Transition],
     missing_bytes: Callable[[Transition], int],
-    bad: Set[bytes] = frozenset(),
+    bad: AbstractSet[bytes] = frozenset(),
 ) -> tuple[Transition, ...] | None:
     """The cheapest legs from any of the manifest digests in `held`, or from nothing, to `target`.
 

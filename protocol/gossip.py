@@ -37,7 +37,7 @@ MAX_NODES: Final = 20_000
 Body = Opening | Manifest | Transition
 Learned = StreamRecord | NodeRecord | Header | Opening | Manifest | Transition
 
-_BODY_OF: Final[dict[ObjectKind, tuple[Subject, type[Opening] | type[Manifest] | type[Transition]]]] = {
+_BODY_OF: Final[dict[ObjectKind, tuple[Subject, type[Opening | Manifest | Transition]]]] = {
     ObjectKind.OPENING: (Subject.OPENING, Opening),
     ObjectKind.MANIFEST: (Subject.MANIFEST, Manifest),
     ObjectKind.TRANSITION: (Subject.TRANSITION, Transition),
@@ -75,9 +75,13 @@ class Gossip:
         """Whether the object with digest `name` is held."""
         return name in self._set or name in self._bodies
 
-    def wanted_bodies(self) -> Iterator[bytes]:
-        """Digests of bodies that a held header announces and that are not here yet."""
-        return (name for name in self._announced if name not in self._bodies)
+    def lacking(self) -> Iterator[Header]:
+        """Headers whose body is not here yet."""
+        return (header for name, header in self._announced.items() if name not in self._bodies)
+
+    def announced(self, name: bytes) -> Header | None:
+        """The header that announces the body with digest `name`."""
+        return self._announced.get(name)
 
     def head(self, stream: str) -> Manifest | None:
         """The newest manifest of `stream` whose body is here."""

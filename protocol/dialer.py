@@ -1,0 +1,80 @@
+"""Dialer: which addresses to dial, and when again after a failure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from .manifest import NodeRecord
+
+MAX_LINKS: Final = 48
+"""Control connections that a node opens of its own accord."""
+
+FIRST_RETRY_S: Final = 0.25
+LAST_RETRY_S: Final = 15.0
+DIALS_PER_TURN: Final = 8
+
+
+@dataclass(slots=True)
+class _Try:
+    failures: int = 0
+    next_s: float = 0.0
+    dialling: bool = False  # from the dial to the end of the connection it made
+    node: bytes = b""  # who answered there last
+
+
+class Dialer:
+    """Keeps a node connected: to its seeds, and to the nodes that gossip tells of."""
+
+    def __init__(self, seeds: Iterable[str], rng: random.Random) -> None:
+        self._seeds = tuple(seeds)
+        self._rng = rng
+        self._tries: dict[str, _Try] = {}
+
+    def due(self, nodes: dict[bytes, NodeRecord], me: bytes, connected: AbstractSet[bytes], now_s: float) -> list[str]:
+        """Addresses to dial now.
+
+        Of two nodes that can dial each other the one with the smaller id does so at once and the other waits a
+        little, so that they seldom meet in the middle.
+        """
+        if len(connected) >= MAX_LINKS:
+            return []
+        known: dict[str, bytes] = {}
+        for node, record in nodes.items():
+            if node != me:
+                known.update(dict.fromkeys(record.addresses, node))
+        mine = nodes[me].addresses if me in nodes else ()
+        due: list[str] = []
+        for address in (*self._seeds, *known):
+            node = known.get(address) or self._node_at(address)
+            if node in connected or address in mine or address in due:
+                continue
+            attempt = self._tries.get(address)
+            if attempt is None:
+                wait = 0.0 if not node or me < node or not mine else 2.0
+                attempt = self._tries[address] = _Try(next_s=now_s + wait)
+            if not attempt.dialling and attempt.next_s <= now_s and len(due) < DIALS_PER_TURN:
+                attempt.dialling = True
+                due.append(address)
+        return due
+
+    def failed(self, address: str, now_s: float) -> None:
+        """The dial failed, or the connection it made ended: wait, longer each time, with jitter."""
+        attempt = self._tries.setdefault(address, _Try())
+        wait = min(LAST_RETRY_S, FIRST_RETRY_S * 2**attempt.failures)
+        attempt.failures += 1
+        attempt.dialling = False
+        attempt.next_s = now_s + wait * self._rng.uniform(0.5, 1.0)
+
+    def worked(self, address: str, node: bytes) -> None:
+        """The dial led to a member that said hello."""
+        attempt = self._tries.setdefault(address, _Try())
+        attempt.failures = 0
+        attempt.node = node
+
+    def _node_at(self, address: str) -> bytes:
+        attempt = self._tries.get(address)
+        return attempt.node if attempt else b""

@@ -1,0 +1,82 @@
+"""Effects: what the protocol core wants done. The daemon, or the simulator, does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .manifest import Transition
+from .messages import Message, ObjectKind
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message on a link."""
+
+    link: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Answer a request with a chunk from the store: on a lane, or in pieces on the control connection."""
+
+    link: int
+    request: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Close a link and its lanes."""
+
+    link: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a control connection to this address; report `link_up`, or `dial_failed`."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """A signed object was learned and should survive a restart."""
+
+    kind: ObjectKind
+    digest: bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMoved:
+    """A newer manifest of this stream is known."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHere:
+    """All blob chunks of this attempt are stored: open its index and call `index_known`."""
+
+    attempt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RouteReady:
+    """Every chunk of a route to the stream's head is stored. `route` may be empty: the head is held already."""
+
+    stream: str
+    route: tuple[Transition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """An attempt came to nothing: its chunks are of no use."""
+
+    attempt: bytes
+    names: tuple[bytes, ...]
+
+
+Effect = Send | Serve | Hangup | Dial | Persist | HeadMoved | IndexHere | RouteReady | Dropped

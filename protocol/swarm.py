@@ -1,0 +1,251 @@
+"""Swarm: the whole brain of one node towards the others. Bytes and events in, effects out.
+
+The daemon, or the simulator, reports what happened (`link_up`, `receive`, `chunk_arrived`, `tick`, …) and then
+carries out `effects()`. Nothing here waits, reads a clock or opens a socket: `now_s` is any monotonic clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from .dialer import Dialer
+from .effects import Dial, Effect, Hangup, Send
+from .errors import MessageError
+from .fetch import Fetch
+from .gossip import Gossip, Learned
+from .ids import digest, short
+from .link import Link
+from .manifest import NodeRecord
+from .messages import (
+    PROTOCOL_VERSION,
+    Buckets,
+    Bye,
+    Headers,
+    Hello,
+    Inventory,
+    Message,
+    Object,
+    ObjectKind,
+    Ping,
+    Pong,
+    Pull,
+    Summary,
+)
+from .signed import peek
+from .spread import Spread
+
+TICK_S: Final = 1.0
+SILENT_S: Final = 6.0
+"""A link on which nothing was heard for this long is dead: a ping goes out each second."""
+
+HELLO_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What does not change while the node runs."""
+
+    node_key: bytes
+    ca_key: bytes
+    site: str
+    seeds: tuple[str, ...]
+    follow: tuple[str, ...]  # stream names; "*" is every stream
+
+
+class Swarm:
+    """Links, gossip, fetching and dialling of one node. `has` tells whether the chunk store holds a name."""
+
+    def __init__(self, settings: Settings, has: Callable[[bytes], bool], rng: random.Random) -> None:
+        self.settings = settings
+        self.node = digest(settings.node_key)
+        self.links: dict[int, Link] = {}
+        self.gossip = Gossip(settings.ca_key)
+        self._effects: list[Effect] = []
+        self.fetch = Fetch(self.gossip, self.links, self._effects.append, has, settings.site, rng)
+        self._spread = Spread(self.gossip, self.links, self._effects.append, self._learned, self.follows)
+        self._dialer = Dialer(settings.seeds, rng)
+        self._dialled: dict[int, str] = {}
+        self._record = b""
+        self._next_link = 0
+        self._next_tick_s = 0.0
+        self._now_s = 0.0
+
+    def follows(self, stream: str) -> bool:
+        """Whether this node keeps up with `stream`."""
+        return "*" in self.settings.follow or stream in self.settings.follow
+
+    def effects(self) -> list[Effect]:
+        """What is to be done, in order; empties the list."""
+        done = self._effects[:]
+        self._effects.clear()
+        return done
+
+    def wake_s(self) -> float:
+        """When `tick` wants to be called, at the latest."""
+        due = self.fetch.due_s()
+        return self._next_tick_s if due is None else min(due, self._next_tick_s)
+
+    # -- this node ------------------------------------------------------------------------------------------
+
+    def announce(self, record: bytes, now_s: float) -> None:
+        """Set this node's own signed record: said in Hello and gossiped."""
+        self._record = record
+        self.publish(ObjectKind.NODE, record, now_s)
+
+    def publish(self, kind: ObjectKind, data: bytes, now_s: float) -> None:
+        """Add a signed object made on this node, or read back from its catalog."""
+        self._now_s = now_s
+        self._spread.publish(kind, data, now_s)
+
+    # -- links ----------------------------------------------------------------------------------------------
+
+    def link_up(self, node_key: bytes, address: str | None, now_s: float) -> int:
+        """Report a control connection whose certificate carries `node_key`; returns its number.
+
+        `address` is the one we dialled, None when the peer did.
+        """
+        number = self._next_link
+        self._next_link += 1
+        link = Link(number, node_key, digest(node_key), address is not None, now_s, now_s)
+        self.links[number] = link
+        if address is not None:
+            self._dialled[number] = address
+        self._effects.append(Send(number, Hello(PROTOCOL_VERSION, self._record)))
+        return number
+
+    def link_down(self, number: int, now_s: float) -> None:
+        """Report that a link is closed, whoever closed it."""
+        link = self.links.pop(number, None)
+        if link is None:
+            return
+        address = self._dialled.pop(number, None)
+        if address is not None:
+            self._dialer.failed(address, now_s)
+        self._spread.lost(link)
+        self.fetch.lost(link, now_s)
+
+    def dial_failed(self, address: str, now_s: float) -> None:
+        """Report that a `Dial` came to nothing."""
+        self._dialer.failed(address, now_s)
+
+    def receive(self, number: int, message: Message, now_s: float) -> None:
+        """Handle a message. Raises ProtocolError when the peer broke a rule: close its link."""
+        self._now_s = now_s
+        link = self.links.get(number)
+        if link is None:
+            return
+        link.heard_at_s = now_s
+        if link.record is None:
+            self._hello(link, message, now_s)
+            return
+        match message:
+            case Ping():
+                self._effects.append(Send(number, Pong(message.stamp)))
+            case Pong():
+                link.measured_rtt(max(now_s - message.stamp / 1e6, 1e-5))
+            case Bye():
+                self._hangup(link, message.reason)
+            case Summary() | Buckets() | Inventory() | Headers() | Pull() | Object():
+                self._spread.receive(link, message, now_s)
+            case Hello():
+                raise MessageError("second hello")
+            case _:
+                self.fetch.receive(link, message, now_s)
+
+    def _hello(self, link: Link, message: Message, now_s: float) -> None:
+        if not isinstance(message, Hello):
+            raise MessageError(f"{type(message).__name__} before hello")
+        if message.protocol != PROTOCOL_VERSION:
+            raise MessageError(f"peer speaks protocol {message.protocol}, this node {PROTOCOL_VERSION}")
+        record = peek(message.record, NodeRecord)
+        if record.node_key != link.node_key:
+            raise MessageError(f"hello of {short(digest(record.node_key))} on the link of {short(link.node)}")
+        if link.node == self.node:
+            self._hangup(link, "this is me")
+            return
+        self._spread.publish(ObjectKind.NODE, message.record, now_s)
+        known = self.gossip.nodes.get(link.node)
+        if known is None or known.incarnation != record.incarnation:
+            raise MessageError(f"node {short(link.node)} is known under a later incarnation")
+        link.record = record
+        rival = self._rival(link)
+        if rival is not None:
+            loser = rival if self._wins(link, rival) else link
+            self._effects.append(Send(loser.number, Bye("another connection is used")))
+            self._hangup(loser, "another connection is used")
+            if loser is link:
+                return
+        if link.number in self._dialled:
+            self._dialer.worked(self._dialled[link.number], link.node)
+        self._ping(link, now_s)
+        self._spread.greet(link)
+        self.fetch.greet(link)
+
+    def _rival(self, link: Link) -> Link | None:
+        others = (other for other in self.links.values() if other is not link and other.record is not None)
+        return next((other for other in others if other.node == link.node), None)
+
+    def _wins(self, new: Link, old: Link) -> bool:
+        """Whether a second connection to the same node replaces the first. Both ends decide alike."""
+        assert new.record is not None and old.record is not None  # noqa: PT018
+        if new.record.incarnation != old.record.incarnation or new.dialled == old.dialled:
+            return True  # the old one is left over from a life or a path that ended
+        return new.dialled == (self.node < new.node)
+
+    def _hangup(self, link: Link, reason: str) -> None:
+        self._effects.append(Hangup(link.number, reason))
+        self.link_down(link.number, self._now_s)
+
+    # -- chunks ---------------------------------------------------------------------------------------------
+
+    def expected(self, number: int, name: bytes) -> int | None:
+        """Size of a chunk that was asked of this link, None when it was not."""
+        link = self.links.get(number)
+        return None if link is None else self.fetch.expected(link, name)
+
+    def chunk_arrived(self, number: int, name: bytes, now_s: float, *, intact: bool) -> bool:
+        """Report a chunk's bytes, verified or not. Returns whether to store it (then call `fetch.stored`)."""
+        link = self.links.get(number)
+        if link is None:
+            return False
+        link.heard_at_s = now_s
+        return self.fetch.arrived(link, name, now_s, intact=intact)
+
+    # -- time -----------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Call at `wake_s`, or a little later."""
+        self._now_s = now_s
+        due = self.fetch.due_s()
+        if due is not None and due <= now_s:
+            self.fetch.say()
+        if now_s < self._next_tick_s:
+            return
+        self._next_tick_s = now_s + TICK_S
+        for link in list(self.links.values()):
+            if link.record is None:
+                if now_s - link.since_s > HELLO_S:
+                    self._hangup(link, "no hello")
+            elif now_s - link.heard_at_s > SILENT_S:
+                self._hangup(link, "silent")
+            else:
+                self._ping(link, now_s)
+        self._spread.tick(now_s)
+        self.fetch.tick(now_s)
+        connected = {link.node for link in self.links.values() if link.record is not None}
+        for address in self._dialer.due(self.gossip.nodes, self.node, connected, now_s):
+            self._effects.append(Dial(address))
+
+    def _ping(self, link: Link, now_s: float) -> None:
+        self._effects.append(Send(link.number, Ping(int(now_s * 1e6))))
+
+    def _learned(self, value: Learned, _: bytes) -> None:
+        if not isinstance(value, NodeRecord) and self.follows(value.stream):
+            self.fetch.learned(value, self._now_s)
+
+    def connected(self) -> Iterable[Link]:
+        """Links that have said hello."""
+        return (link for link in self.links.values() if link.record is not None)
