@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,30 +93,49 @@ class Home:
                 f"use the {age} patchswarm that wrote it"
             )
 
-    def begin(self) -> None:
-        """Make the folders of a new home. Raises HomeError when it is one already, is foreign or cannot be made.
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Make a new home: the body writes its files, alone; when it raises, nothing of the home is left.
 
-        A home whose making was cut short has no format file, and is simply begun again.
+        Raises HomeError when it is a home already, is foreign or cannot be made. A home whose making was cut
+        short by a crash has no format file, and is simply made again.
         """
+        created = not self.root.exists()
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.is_initialised():
-                raise HomeError(f"{self.root}: already a home; choose another --home, or delete this one first")
-            names = {path.name for path in self.root.iterdir() if not path.name.endswith(".tmp")}
-            foreign = sorted(names - _OWN_NAMES)
-            if foreign:
-                raise HomeError(f"{self.root}: not empty (holds {foreign[0]!r}) and not a home; choose another --home")
-            for folder in (self.keys, self.invites):
-                folder.mkdir(mode=0o700, exist_ok=True)
-                folder.chmod(0o700)
+            self._check_free()
         except (FileExistsError, NotADirectoryError):
             raise HomeError(f"{self.root}: not a directory; choose another --home") from None
         except OSError as error:
             raise HomeError(f"{self.root}: cannot make a home here: {error.strerror}") from None
+        with self.lock():
+            self._check_free()
+            try:
+                for folder in (self.keys, self.invites):
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                    folder.chmod(0o700)
+                yield
+                write_private(self.root / "format", f"{_FORMAT_LINE}{FORMAT}\n".encode())
+            except BaseException:
+                self._abandon(created)
+                raise
 
-    def finish(self) -> None:
-        """Declare the home complete: from here on `check` passes."""
-        write_private(self.root / "format", f"{_FORMAT_LINE}{FORMAT}\n".encode())
+    def _check_free(self) -> None:
+        if self.is_initialised():
+            raise HomeError(f"{self.root}: already a home; choose another --home, or delete this one first")
+        names = {path.name for path in self.root.iterdir() if not path.name.endswith(".tmp")}
+        foreign = sorted(names - _OWN_NAMES)
+        if foreign:
+            raise HomeError(f"{self.root}: not empty (holds {foreign[0]!r}) and not a home; choose another --home")
+
+    def _abandon(self, created: bool) -> None:
+        for folder in (self.keys, self.invites):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in ("config.toml", "token", "lock"):
+            (self.root / name).unlink(missing_ok=True)
+        if created:
+            with contextlib.suppress(OSError):  # something else was put here meanwhile: leave it
+                self.root.rmdir()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

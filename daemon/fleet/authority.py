@@ -1,0 +1,116 @@
+"""The cluster's certificate authority: an Ed25519 key, its certificate, and what it issues to nodes.
+
+Each node gets two things that say the same: an X.509 certificate, for TLS, and a signed `Membership`, which
+travels in its node record so that peers it never met can check it. Both end on the same second.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ...protocol.ids import digest
+from ...protocol.manifest import Membership
+from ...protocol.signed import sign
+
+NODE_VALIDITY: Final = dt.timedelta(days=90)
+_CA_VALIDITY: Final = dt.timedelta(days=3650)
+_CLOCK_SKEW: Final = dt.timedelta(hours=1)
+"""Certificates begin this much in the past: rented machines' clocks are off."""
+
+
+def node_id(public_key: bytes) -> bytes:
+    """The id of the node with this raw 32-byte public key."""
+    return digest(public_key)
+
+
+def make_authority(now: dt.datetime) -> tuple[Ed25519PrivateKey, x509.Certificate]:
+    """A new CA: its key and self-signed certificate. One intermediate may stand below it, for an offline CA."""
+    key = Ed25519PrivateKey.generate()
+    name = _name(f"patchswarm cluster {secrets.token_hex(8)}")
+    certificate = (
+        _builder(name, name, key.public_key(), now, _CA_VALIDITY)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .sign(key, algorithm=None)
+    )
+    return key, certificate
+
+
+def issue(
+    authority_key: Ed25519PrivateKey,
+    authority: x509.Certificate,
+    node_key: bytes,
+    now: dt.datetime,
+    validity: dt.timedelta = NODE_VALIDITY,
+) -> tuple[x509.Certificate, bytes]:
+    """Certificate and signed Membership for the node with this raw 32-byte public key."""
+    certificate = (
+        _builder(
+            _name(node_id(node_key).hex()),
+            authority.subject,
+            Ed25519PublicKey.from_public_bytes(node_key),
+            now,
+            validity,
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, algorithm=None)
+    )
+    not_after = int(certificate.not_valid_after_utc.timestamp())
+    return certificate, sign(Membership(node_key=node_key, not_after=not_after), authority_key)
+
+
+def public_key_of(certificate: x509.Certificate) -> bytes:
+    """The raw 32-byte Ed25519 public key in a certificate. Raises ValueError for any other kind of key."""
+    key = certificate.public_key()
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError("the certificate's key is not Ed25519")  # noqa: TRY004 -- about bytes, not a caller's type
+    return key.public_bytes_raw()
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: Ed25519PublicKey,
+    now: dt.datetime,
+    validity: dt.timedelta,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + validity)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,302 @@
+"""Enrolment over the wire: the issuer's side of `protocol.join`, and the joiner's.
+
+The issuer talks to strangers here, so it reads one short frame, within a time limit, and answers once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from ...protocol.errors import MessageError, ProtocolError
+from ...protocol.framing import FrameDecoder, encode_frame
+from ...protocol.ids import digest, short
+from ...protocol.join import (
+    Authority,
+    Enrol,
+    JoinMessage,
+    Possession,
+    Reason,
+    Refusal,
+    Token,
+    TokenError,
+    Welcome,
+    decode_join,
+    decode_token,
+    encode_join,
+    encode_token,
+)
+from ...protocol.manifest import Membership
+from ...protocol.signed import peek, sign, verify
+from .. import config as configuration
+from ..config import Config
+from ..errors import BadInputError, RefusedError, UnreachableError
+from ..home import Home
+from ..units import format_address, parse_address
+from . import authority, identity, invites, tls
+from .identity import Identity
+
+EXCHANGE_TIMEOUT_S: Final = 10.0
+"""Longest that either side waits for the other to finish the exchange."""
+
+_READ_BYTES: Final = 4096
+_ATTEMPTS: Final = 3
+
+_log: Final = structlog.get_logger(__name__)
+
+_REFUSALS: Final[dict[Reason, str]] = {
+    Reason.MALFORMED: "the head could not read the request; do both ends run the same patchswarm version?",
+    Reason.NOT_ISSUER: "the node at this address cannot enrol others; make the token on the head",
+    Reason.UNKNOWN: "the head does not know this token; it was withdrawn, or made by another cluster",
+    Reason.EXPIRED: "the token has expired; make a new one with 'patchswarm invite' on the head",
+    Reason.USED: "the token was used already; make a new one with 'patchswarm invite' on the head",
+}
+
+
+def _utc_now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """What answering joiners takes. `seeds` are the addresses that a new node is told to dial."""
+
+    identity: Identity
+    invites: Path
+    seeds: tuple[str, ...]
+    now: Callable[[], dt.datetime] = _utc_now
+
+    @classmethod
+    def of(cls, home: Home, identity: Identity, config: Config) -> Issuer:
+        """The issuer that a daemon runs."""
+        return cls(identity, home.invites, (*config.node.addresses, *config.node.seeds)[:16])
+
+    def answer(self, request: JoinMessage, challenge: bytes) -> Welcome | Refusal:
+        """What the joiner gets; its invite is spent, durably, when that is a Welcome. Blocks on the disk."""
+        own = self.identity
+        if own.ca_key is None:
+            return Refusal(Reason.NOT_ISSUER)
+        if not isinstance(request, Enrol):
+            return Refusal(Reason.MALFORMED)
+        try:
+            node_key = peek(request.proof, Possession).node_key
+            proof = verify(request.proof, Possession, node_key)
+        except ProtocolError:
+            return Refusal(Reason.MALFORMED)
+        if proof != Possession(challenge, digest(own.ca_der), own.node_id, request.invite, node_key):
+            return Refusal(Reason.MALFORMED)
+        now = self.now()
+        try:
+            invites.redeem(
+                self.invites, request.invite, request.secret, authority.node_id(node_key), now_s=now.timestamp()
+            )
+        except invites.InviteRefusedError as error:
+            return Refusal(error.reason)
+        certificate, membership = authority.issue(own.ca_key, own.ca_certificate, node_key, now)
+        _log.info("node enrolled", node=short(authority.node_id(node_key)), invite=request.invite.hex())
+        return Welcome(certificate.public_bytes(Encoding.DER), membership, self.seeds)
+
+
+def invite(home: Home, own: Identity, config: Config, *, ttl_s: float, uses: int = 1) -> str:
+    """Make an invite on this node; returns its one-line token. Raises DaemonError."""
+    if own.ca_key is None:
+        raise RefusedError("this node does not hold the CA's key; run 'patchswarm invite' on the head")
+    if not config.node.addresses:
+        raise BadInputError(
+            f"{home.config}: this node has no address that a new node could dial; "
+            'set node.advertise = ["HOST:PORT"], restart its daemon, and invite again'
+        )
+    made, secret = invites.create(home.invites, ttl_s=ttl_s, uses=uses, now_s=_utc_now().timestamp())
+    return encode_token(Token(digest(own.ca_der), own.node_id, made, secret, config.node.addresses))
+
+
+async def serve_join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, issuer: Issuer) -> None:
+    """Answer one joiner on a connection that `tls.classify` found to be one. The caller closes the connection.
+
+    Whatever the stranger does, this returns within EXCHANGE_TIMEOUT_S and raises nothing of theirs.
+    """
+    challenge = secrets.token_bytes(32)
+    try:
+        async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
+            await _send(writer, Authority(issuer.identity.ca_der, challenge))
+            request = await _receive(reader)
+            if request is None:
+                return  # it only came for the certificate
+            answer = await asyncio.to_thread(issuer.answer, request, challenge)
+            await _send(writer, answer)
+    except (ProtocolError, OSError, TimeoutError) as error:
+        _log.info("join attempt failed", why=str(error) or type(error).__name__)
+        return
+    if isinstance(answer, Refusal):
+        _log.warning("join refused", why=answer.reason.name.lower())
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A new member."""
+
+    node_id: bytes
+    config: Config
+    issuer: str
+    """HOST:PORT that answered."""
+
+
+async def join(
+    text: str,
+    home: Home,
+    *,
+    site: str,
+    listen: str | None = None,
+    advertise: tuple[str, ...] = (),
+) -> Joined:
+    """Enrol with a token and write the new home; on any failure nothing of it is left.
+
+    `listen` None means every interface on the default port. Without `advertise`, a wildcard is advertised as
+    the address from which this host reached the issuer. Raises DaemonError, one clear line.
+    """
+    try:
+        token = decode_token(text)
+    except TokenError as error:
+        raise BadInputError(str(error)) from None
+    with home.making():
+        return await _join(token, home, site, listen, advertise)
+
+
+async def _join(token: Token, home: Home, site: str, listen: str | None, advertise: tuple[str, ...]) -> Joined:
+    settings: dict[str, object] = {"site": site}
+    if listen is not None:
+        settings["listen"] = listen
+    if advertise:
+        settings["advertise"] = advertise
+    config = configuration.write(home, {"node": settings})  # first: what is wrong in it must not cost the invite
+    node_key = Ed25519PrivateKey.generate()
+    address, ca_certificate = await _find_issuer(token)
+    welcome, own_host = await _enrol(token, address, ca_certificate, node_key)
+    certificate = _check_welcome(welcome, node_key, ca_certificate)
+    identity.write_member(home, node_key, certificate, welcome.membership, ca_certificate)
+    if config.node.listen and not config.node.addresses:
+        settings["advertise"] = (format_address(own_host, parse_address(config.node.listen)[1]),)
+    settings["seeds"] = welcome.seeds or token.addresses
+    config = configuration.write(home, {"node": settings})
+    return Joined(authority.node_id(node_key.public_key().public_bytes_raw()), config, address)
+
+
+async def _find_issuer(token: Token) -> tuple[str, x509.Certificate]:
+    """The first address of the token that answers, and the CA's certificate, checked against the token."""
+    failures = []
+    for address in token.addresses:
+        try:
+            async with _exchange(address, tls.joiner_context(None)) as (_, _, greeting):
+                pass
+        except UnreachableError as error:
+            failures.append(str(error))
+            continue
+        if digest(greeting.certificate) != token.authority:
+            raise RefusedError(
+                f"{address}: belongs to another cluster than the token; is the address still the head's?"
+            )
+        return address, x509.load_der_x509_certificate(greeting.certificate)
+    raise UnreachableError(f"{'; '.join(failures)}; is the head's daemon running, and its port open?")
+
+
+async def _enrol(
+    token: Token, address: str, ca_certificate: x509.Certificate, node_key: Ed25519PrivateKey
+) -> tuple[Welcome, str]:
+    """The issuer's Welcome, and this host's own address on that connection.
+
+    A connection that breaks is tried again: the issuer answers the same key again without spending the invite.
+    """
+    context = tls.joiner_context(ca_certificate.public_bytes(Encoding.DER))
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            async with _exchange(address, context) as (reader, writer, greeting):
+                if authority.node_id(tls.peer_node_key(writer.get_extra_info("ssl_object"))) != token.issuer:
+                    raise RefusedError(
+                        f"{address}: is not the node that made the token; is the address still the head's?"
+                    )
+                public_key = node_key.public_key().public_bytes_raw()
+                possession = Possession(greeting.challenge, token.authority, token.issuer, token.invite, public_key)
+                await _send(writer, Enrol(token.invite, token.secret, sign(possession, node_key)))
+                answer = await _receive(reader)
+                own_host = str(writer.get_extra_info("sockname")[0])
+        except UnreachableError:
+            if not left:
+                raise
+            continue
+        if isinstance(answer, Welcome):
+            return answer, own_host
+        reason = answer.reason if isinstance(answer, Refusal) else Reason.MALFORMED
+        raise RefusedError(_REFUSALS[reason])
+    raise AssertionError("unreachable")
+
+
+def _check_welcome(welcome: Welcome, node_key: Ed25519PrivateKey, ca_certificate: x509.Certificate) -> x509.Certificate:
+    """The certificate in a Welcome. Raises RefusedError unless it and the membership are the CA's word on our key."""
+    try:
+        certificate = x509.load_der_x509_certificate(welcome.certificate)
+        certificate.verify_directly_issued_by(ca_certificate)
+        member = verify(welcome.membership, Membership, authority.public_key_of(ca_certificate))
+        keys = {authority.public_key_of(certificate), member.node_key}
+    except (ValueError, TypeError, InvalidSignature, ProtocolError):
+        keys = set()
+    if keys != {node_key.public_key().public_bytes_raw()}:
+        raise RefusedError("the head sent a certificate that is not this node's; do both ends run the same version?")
+    return certificate
+
+
+@contextlib.asynccontextmanager
+async def _exchange(
+    address: str, context: ssl.SSLContext
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, Authority]]:
+    """A connection to the issuer that has sent its Authority. Whatever breaks in it is an UnreachableError."""
+    host, port = parse_address(address)
+    writer = None
+    try:
+        async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            greeting = await _receive(reader)
+            if not isinstance(greeting, Authority):
+                raise MessageError("the first message is no greeting")
+            yield reader, writer, greeting
+    except TimeoutError:
+        raise UnreachableError(f"{address}: no answer within {EXCHANGE_TIMEOUT_S:.0f} s") from None
+    except ssl.SSLCertVerificationError as error:
+        raise RefusedError(
+            f"{address}: its certificate is not of the token's cluster: {error.verify_message}"
+        ) from None
+    except (ssl.SSLError, ProtocolError):
+        raise UnreachableError(f"{address}: does not answer like a patchswarm head") from None
+    except OSError as error:
+        raise UnreachableError(f"{address}: {error.strerror or error}") from None
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+
+
+async def _send(writer: asyncio.StreamWriter, message: JoinMessage) -> None:
+    writer.write(encode_frame(encode_join(message)))
+    await writer.drain()
+
+
+async def _receive(reader: asyncio.StreamReader) -> JoinMessage | None:
+    """The next message, or None at a clean end. Raises ProtocolError or OSError."""
+    decoder = FrameDecoder()
+    while data := await reader.read(_READ_BYTES):
+        if frames := decoder.feed(data):
+            return decode_join(frames[0])
+    if decoder.at_boundary():
+        return None
+    raise ConnectionResetError("the connection ended within a message")
