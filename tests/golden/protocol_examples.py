@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from patchswarm.protocol import join
 from patchswarm.protocol.elements import Kind
 from patchswarm.protocol.framing import FrameDecoder, encode_frame
 from patchswarm.protocol.ids import digest
@@ -97,6 +98,15 @@ def message(value: Message) -> Example:
     )
 
 
+def joining(value: join.JoinMessage) -> Example:
+    """Example of a message of the joining exchange, in its frame."""
+    return Example(
+        value,
+        lambda each: encode_frame(join.encode_join(each)),
+        lambda data: join.decode_join(*FrameDecoder().feed(data)),
+    )
+
+
 def named(text: str) -> bytes:
     """A digest that can be told apart in a dump."""
     return digest(text.encode())
@@ -176,6 +186,8 @@ RECORD = NodeRecord(
     heads=(Head("qwen3-8b-run17", 1, 42, named("manifest 42")),),
     membership=sign(MEMBERSHIP, CA),
 )
+POSSESSION = join.Possession(bytes(32), named("authority"), public(CA), bytes(8), public(NODE))
+TOKEN = join.Token(named("authority"), public(CA), bytes(range(8)), CHUNK_KEY, ("192.0.2.1:7700",))
 PAGE = IndexPage("qwen3-8b-run17", ATTEMPT, 0, 0, INDEX)
 
 EXAMPLES: dict[str, Example] = {
@@ -199,6 +211,14 @@ EXAMPLES: dict[str, Example] = {
     "signed-manifest": signed(MANIFEST, PUBLISHER),
     "signed-transition": signed(TRANSITION, PUBLISHER),
     "signed-header": signed(HEADER, PUBLISHER),
+    "signed-possession": signed(POSSESSION, NODE),
+    "token": Example(
+        TOKEN, lambda each: join.encode_token(each).encode(), lambda data: join.decode_token(data.decode())
+    ),
+    "join-authority": joining(join.Authority(b"a certificate, DER", bytes(32))),
+    "join-enrol": joining(join.Enrol(bytes(range(8)), CHUNK_KEY, sign(POSSESSION, NODE))),
+    "join-welcome": joining(join.Welcome(b"a certificate, DER", sign(MEMBERSHIP, CA), ("192.0.2.1:7700",))),
+    "join-refusal": joining(join.Refusal(join.Reason.EXPIRED)),
     "message-hello": message(Hello(1, sign(RECORD, NODE))),
     "message-ping": message(Ping(1_234_567)),
     "message-pong": message(Pong(1_234_567)),

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from golden.protocol_examples import EXAMPLES, FOLDER
 
-from patchswarm.protocol import manifest
+from patchswarm.protocol import join, manifest
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import BlobRef
 from patchswarm.protocol.messages import Message
@@ -29,8 +29,9 @@ def test_frozen_bytes_decode_to_the_example(name):
 
 def test_every_message_and_every_signed_object_has_an_example():
     shown = {type(example.value) for example in EXAMPLES.values()}
-    assert shown >= {*get_args(Message)}
-    assert shown >= {each for each in vars(manifest).values() if isinstance(each, type) and hasattr(each, "domain")}
+    assert shown >= {*get_args(Message), *get_args(join.JoinMessage), join.Token}
+    names = [*vars(manifest).values(), *vars(join).values()]
+    assert shown >= {each for each in names if isinstance(each, type) and hasattr(each, "domain")}
 
 
 def test_no_frozen_file_is_left_without_its_example():
