@@ -241,7 +241,7 @@ class StorageFailedError(LocalError):
     exit = Exit.UNEXPECTED
 
 
-PROBLEMS: Final[dict[str, type[LocalError]]] = {
-    error.slug: error for error in (LocalError, *LocalError.__subclasses__())
-}
+_CLASSES: Final[tuple[type[LocalError], ...]] = (LocalError, *LocalError.__subclasses__())
+
+PROBLEMS: Final = {error.slug: error for error in _CLASSES}
 """Every problem by its slug. Slugs are part of the API: they are added, never renamed."""

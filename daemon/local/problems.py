@@ -1,0 +1,85 @@
+"""From an exception to the problem document (RFC 9457) that answers for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from ...storage import errors as storage
+from ..errors import DaemonError
+from ..exits import Exit
+from .errors import (
+    BadSourceError,
+    BodyTooLargeError,
+    InvalidRequestError,
+    LeaseGoneError,
+    LocalError,
+    MethodNotAllowedError,
+    NotPublisherError,
+    StorageFailedError,
+    UnavailableError,
+    UnknownLeaseError,
+    UnknownRouteError,
+    UnknownVersionError,
+    VersionNotRisingError,
+)
+from .model import PROBLEM_PREFIX, Problem
+
+CONTENT_TYPE: Final = "application/problem+json"
+
+_STORAGE: Final[tuple[tuple[type[storage.StorageError], type[LocalError]], ...]] = (
+    (storage.NotACheckpointError, BadSourceError),
+    (storage.SourceChangedError, BadSourceError),
+    (storage.BaseDiffersError, BadSourceError),
+    (storage.NotNewerError, VersionNotRisingError),
+    (storage.SlotGoneError, UnknownVersionError),
+    (storage.SlotsBusyError, UnavailableError),
+    (storage.UnknownLeaseError, UnknownLeaseError),
+    (storage.LeaseGoneError, LeaseGoneError),
+    (storage.StorageError, StorageFailedError),
+)
+_EXITS: Final[dict[Exit, type[LocalError]]] = {
+    Exit.BAD_INPUT: InvalidRequestError,
+    Exit.NOT_RUNNING: UnavailableError,
+    Exit.IN_USE: UnavailableError,
+    Exit.REFUSED: NotPublisherError,
+}
+_HTTP: Final[dict[int, type[LocalError]]] = {
+    404: UnknownRouteError,
+    405: MethodNotAllowedError,
+    413: BodyTooLargeError,
+}
+
+
+def as_local(error: Exception) -> LocalError | None:
+    """The problem that `error` stands for, or None for one that nobody foresaw: a bug, to be logged as such."""
+    if isinstance(error, LocalError):
+        return error
+    if isinstance(error, storage.StorageError):
+        return next(problem for kind, problem in _STORAGE if isinstance(error, kind))(str(error))
+    if isinstance(error, DaemonError):
+        return _EXITS.get(error.exit, LocalError)(str(error))
+    if isinstance(error, web.HTTPException):
+        return _HTTP.get(error.status, InvalidRequestError)(error.text or error.reason)
+    return None
+
+
+def problem_of(error: LocalError) -> Problem:
+    """The problem document for `error`."""
+    return Problem(
+        type=PROBLEM_PREFIX + error.slug,
+        title=error.title,
+        status=error.status,
+        detail=error.detail,
+        context=error.context,
+    )
+
+
+def problem_response(error: LocalError, headers: dict[str, str] | None = None) -> web.Response:
+    """The response that says what went wrong."""
+    problem = problem_of(error)
+    return web.Response(
+        status=problem.status, body=msgspec.json.encode(problem) + b"\n", content_type=CONTENT_TYPE, headers=headers
+    )

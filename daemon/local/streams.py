@@ -1,0 +1,149 @@
+"""Endpoints about streams, versions and leases."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from .endpoint import MAX_VERSION, Call, Endpoint, Nothing
+from .errors import (
+    InvalidRequestError,
+    LeaseGoneError,
+    UnavailableError,
+    UnknownLeaseError,
+    UnknownStreamError,
+    UnknownVersionError,
+    VersionNotReadyError,
+)
+from .model import (
+    MAX_WAIT_S,
+    LeaseInfo,
+    LeaseRequest,
+    RenewRequest,
+    StreamList,
+    StreamStatus,
+    VersionInfo,
+    VersionList,
+)
+from .service import LocalService
+
+STREAM: Final = "/v1/streams/{stream}"
+
+
+class VersionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Query of GET …/version: wait up to `wait` seconds until the current version is at least `min`.
+
+    With `epoch`, until (epoch, version) is at least (`epoch`, `min`).
+    """
+
+    min: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)] = 0
+    wait: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)] = 0.0
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)] | None = None
+
+
+class StreamEndpoints:
+    """Streams, versions and leases of one node."""
+
+    def __init__(self, service: LocalService) -> None:
+        self._service = service
+
+    def table(self) -> tuple[Endpoint[Any, Any], ...]:
+        """The endpoints."""
+        unknown = UnknownStreamError
+        return (
+            Endpoint("GET", "/v1/streams", "The streams this node follows", self.streams, Nothing, Nothing, StreamList),
+            Endpoint(
+                "GET", STREAM, "State of one stream", self.status, Nothing, Nothing, StreamStatus, problems=(unknown,)
+            ),
+            Endpoint(
+                "GET",
+                STREAM + "/version",
+                "The current version; with min and wait, as soon as it is at least that",
+                self.version,
+                VersionQuery,
+                Nothing,
+                VersionInfo,
+                problems=(unknown, InvalidRequestError, VersionNotReadyError),
+            ),
+            Endpoint(
+                "GET",
+                STREAM + "/versions",
+                "Committed versions, newest first",
+                self.versions,
+                Nothing,
+                Nothing,
+                VersionList,
+                problems=(unknown,),
+            ),
+            Endpoint(
+                "POST",
+                STREAM + "/leases",
+                "Hold a version's directory",
+                self.lease,
+                Nothing,
+                LeaseRequest,
+                LeaseInfo,
+                201,
+                (unknown, UnknownVersionError, InvalidRequestError, UnavailableError),
+            ),
+            Endpoint(
+                "PUT",
+                STREAM + "/leases/{lease}",
+                "Hold it longer",
+                self.renew,
+                Nothing,
+                RenewRequest,
+                LeaseInfo,
+                problems=(unknown, UnknownLeaseError, LeaseGoneError, InvalidRequestError),
+            ),
+            Endpoint(
+                "DELETE",
+                STREAM + "/leases/{lease}",
+                "Let go of it",
+                self.release,
+                Nothing,
+                Nothing,
+                status=204,
+                problems=(unknown, UnknownLeaseError, LeaseGoneError),
+            ),
+        )
+
+    async def streams(self, _call: Call[Nothing, Nothing]) -> StreamList:
+        """GET /v1/streams."""
+        return StreamList(self._service.streams())
+
+    async def status(self, call: Call[Nothing, Nothing]) -> StreamStatus:
+        """GET /v1/streams/{stream}."""
+        return self._service.status(call.stream)
+
+    async def version(self, call: Call[VersionQuery, Nothing]) -> VersionInfo:
+        """GET …/version. A wait in vain is a problem, so that `curl -f` and every other client notice it."""
+        query = call.query
+        found = await self._service.wait(call.stream, query.min, query.wait, epoch=query.epoch)
+        if found is not None:
+            return found
+        status = self._service.status(call.stream)
+        here = f"version {status.current.version}" if status.current else "no version"
+        wanted = f", not yet {query.min}" if query.min else " yet"
+        raise VersionNotReadyError(
+            f"stream {call.stream!r} has {here} here after {query.wait:g} s{wanted}; ask with a longer wait",
+            current=status.current,
+            head=status.head,
+        )
+
+    async def versions(self, call: Call[Nothing, Nothing]) -> VersionList:
+        """GET …/versions."""
+        return VersionList(await self._service.versions(call.stream))
+
+    async def lease(self, call: Call[Nothing, LeaseRequest]) -> LeaseInfo:
+        """POST …/leases."""
+        return await self._service.lease(call.stream, call.body.version, call.body.ttl_s)
+
+    async def renew(self, call: Call[Nothing, RenewRequest]) -> LeaseInfo:
+        """PUT …/leases/{lease}."""
+        return await self._service.renew(call.stream, call.lease, call.body.ttl_s)
+
+    async def release(self, call: Call[Nothing, Nothing]) -> None:
+        """DELETE …/leases/{lease}."""
+        await self._service.release(call.stream, call.lease)
