@@ -1,0 +1,59 @@
+"""One run of the daemon: from the command line to the event loop and back."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import errno
+import signal
+from typing import TYPE_CHECKING
+
+from . import logs
+from .config import Config
+from .errors import InUseError
+from .fleet.identity import Identity
+from .home import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+def run(home: Home) -> None:
+    """Serve until SIGTERM or SIGINT. Raises DaemonError for what keeps it from starting, or from going on."""
+    home.check()
+    config = Config.load(home)
+    identity = Identity.load(home)
+    identity.check_valid(dt.datetime.now(dt.UTC))
+    with home.lock():
+        logs.configure(config.log.level, config.log.format)
+        import uvloop
+
+        from .node import serve
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                runner.run(_until_told(serve(home.root, config, identity)))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                raise InUseError(f"{error.strerror}; stop who has it, or change node.listen in {home.config}") from None
+
+
+async def _until_told(serving: Coroutine[object, object, None]) -> None:
+    """Run `serving` until it ends or a signal cancels it, which is how it is told to stop."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(serving)
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
