@@ -23,6 +23,7 @@ class Serve:
     link: int
     request: int
     name: bytes
+    secure: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,13 @@ class Persist:
     kind: ObjectKind
     digest: bytes
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKnown:
+    """A stream that this node follows is known for the first time, or has a new record."""
+
+    stream: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +87,4 @@ class Dropped:
     names: tuple[bytes, ...]
 
 
-Effect = Send | Serve | Hangup | Dial | Persist | HeadMoved | IndexHere | RouteReady | Dropped
+Effect = Send | Serve | Hangup | Dial | Persist | StreamKnown | HeadMoved | IndexHere | RouteReady | Dropped

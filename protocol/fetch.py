@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .chain import plan_route
-from .effects import Dropped, Effect, Hangup, HeadMoved, IndexHere, RouteReady, Send, Serve
+from .effects import Dropped, Effect, Hangup, HeadMoved, IndexHere, RouteReady, Send, Serve, StreamKnown
 from .errors import MessageError
 from .gossip import Gossip, Learned
 from .ids import digest, short
 from .link import Flight, Link
-from .manifest import IndexPage, Manifest, Opening, Route, Transition
+from .manifest import IndexPage, Manifest, Opening, Route, StreamRecord, Transition
 from .messages import META_ORDINAL, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
 from .picker import pick
 from .series import ChunkSet, Series
@@ -66,7 +66,7 @@ class Fetch:
         self.following: dict[str, Following] = {}
         self._places: dict[bytes, list[tuple[Series, int]]] = {}  # chunk name -> where it belongs
         self._asked: dict[bytes, int] = {}  # chunk name -> requests under way
-        self._storing: set[bytes] = set()  # names that arrived and are on their way to the store
+        self._held_off_s = 0.0
         self._have_due_s: float | None = None
 
     # -- local facts ----------------------------------------------------------------------------------------
@@ -97,6 +97,8 @@ class Fetch:
                 if self._gossip.head(value.stream) == value:
                     self._emit(HeadMoved(value.stream))
                 self.plan(value.stream, now_s)
+            case StreamRecord():
+                self._emit(StreamKnown(value.stream))
             case _:
                 pass
 
@@ -127,7 +129,6 @@ class Fetch:
 
     def stored(self, name: bytes, now_s: float) -> None:
         """Note a verified chunk that is now in the store: offer it, and see what is complete."""
-        self._storing.discard(name)
         for series, ordinal in self._places.get(name, ()):
             if ordinal in series.have:
                 continue
@@ -140,6 +141,7 @@ class Fetch:
             self._lists_complete(series, ordinal)
             if ordinal < META_ORDINAL or not series.missing_meta():
                 self._ready(series.stream)
+        self.request(now_s)
 
     def forget(self, attempt: bytes) -> None:
         """Let go of a series whose chunks were deleted by retention."""
@@ -175,7 +177,7 @@ class Fetch:
                 self.request(now_s)
             case Request():
                 if self._has(message.name):
-                    self._emit(Serve(link.number, message.request, message.name))
+                    self._emit(Serve(link.number, message.request, message.name, message.secure))
                 else:
                     self._emit(Send(link.number, Reject(message.request, Reason.MISSING)))
             case Reject():
@@ -193,24 +195,32 @@ class Fetch:
         number = link.by_name.get(name)
         return None if number is None else link.flights[number].size
 
-    def arrived(self, link: Link, name: bytes, now_s: float, *, intact: bool) -> bool:
-        """Close the request for a chunk whose bytes came. Returns whether it is still needed."""
+    def arrived(self, link: Link, name: bytes, now_s: float, *, intact: bool, secure: bool) -> None:
+        """Close the request for a chunk that came; an `intact` one is in the store by now (call `stored` next).
+
+        A chunk damaged on a lane is asked again over TLS and blames nobody: the path may have done it. Damaged
+        there too, it counts against the peer.
+        """
         number = link.by_name.get(name)
         if number is None:
-            return False
+            return
         self._landed(link, number, now_s, arrived=intact)
-        needed = intact and not self._has(name) and name not in self._storing
-        if needed:
-            self._storing.add(name)
+        link.damaged.discard(name)
         if not intact:
-            link.strikes += 1
-        self.request(now_s)
-        return needed
+            if secure:
+                link.strikes += 1
+            else:
+                link.damaged.add(name)
 
-    def not_stored(self, name: bytes, now_s: float) -> None:
-        """The store could not keep a chunk that `arrived` asked it to keep: it is missing again."""
-        self._storing.discard(name)
-        self.request(now_s)
+    def not_kept(self, link: Link, name: bytes, now_s: float) -> None:
+        """Close the request for an intact chunk that the store could not keep: it is missing still."""
+        number = link.by_name.get(name)
+        if number is not None:
+            self._landed(link, number, now_s, arrived=True)
+
+    def hold_off(self, until_s: float) -> None:
+        """Ask for nothing until then: the store cannot keep what comes."""
+        self._held_off_s = until_s
 
     # -- time -----------------------------------------------------------------------------------------------
 
@@ -372,12 +382,14 @@ class Fetch:
     def request(self, now_s: float) -> None:
         """Send the requests that windows allow."""
         lists = self.wanted_lists()
-        under_way = self._asked.keys() | self._storing
+        if now_s < self._held_off_s:
+            return
+        under_way = set(self._asked)
         for one in pick(self.wanted(), lists, self._links.values(), under_way, self._site, self._rng):
             name, size = one.series.entry(one.ordinal)
             self._asked[name] = self._asked.get(name, 0) + 1
             number = one.link.depart(one.series.attempt, one.ordinal, name, size, now_s)
-            self._emit(Send(one.link.number, Request(number, name)))
+            self._emit(Send(one.link.number, Request(number, name, name in one.link.damaged)))
 
     def _landed(self, link: Link, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         flight = link.land(number, now_s, arrived=arrived)

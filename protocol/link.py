@@ -46,6 +46,7 @@ class Link:
     by_name: dict[bytes, int] = field(default_factory=dict)
     inflight_bytes: int = 0
     next_request: int = 0
+    damaged: set[bytes] = field(default_factory=set)  # names that a lane brought damaged: asked again over TLS
     strikes: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0

@@ -139,10 +139,11 @@ class Have(msgspec.Struct, frozen=True, array_like=True, tag=16):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """Asks for one chunk. `request` numbers it on this connection."""
+    """Asks for one chunk. `request` numbers it on this connection; `secure` wants it in pieces over TLS."""
 
     request: Ordinal
     name: Digest
+    secure: bool = False
 
 
 class Reject(msgspec.Struct, frozen=True, array_like=True, tag=18):

@@ -206,13 +206,31 @@ class Swarm:
         link = self.links.get(number)
         return None if link is None else self.fetch.expected(link, name)
 
-    def chunk_arrived(self, number: int, name: bytes, now_s: float, *, intact: bool) -> bool:
-        """Report a chunk's bytes, verified or not. Returns whether to store it (then call `fetch.stored`)."""
+    def flight(self, number: int, request: int) -> tuple[bytes, int] | None:
+        """(name, size) of the chunk asked under `request` on this link, None when there is no such request."""
         link = self.links.get(number)
-        if link is None:
-            return False
-        link.heard_at_s = now_s
-        return self.fetch.arrived(link, name, now_s, intact=intact)
+        flight = None if link is None else link.flights.get(request)
+        return None if flight is None else (flight.name, flight.size)
+
+    def chunk_arrived(self, number: int, name: bytes, now_s: float, *, intact: bool, secure: bool) -> None:
+        """Report a chunk that came over a lane, or `secure` over TLS.
+
+        An `intact` one has been verified and stored by now; a damaged one is asked again.
+        """
+        link = self.links.get(number)
+        if link is not None:
+            link.heard_at_s = now_s
+            self.fetch.arrived(link, name, now_s, intact=intact, secure=secure)
+        if intact:
+            self.fetch.stored(name, now_s)
+        else:
+            self.fetch.request(now_s)
+
+    def chunk_not_kept(self, number: int, name: bytes, now_s: float) -> None:
+        """Report an intact chunk that the store could not keep."""
+        link = self.links.get(number)
+        if link is not None:
+            self.fetch.not_kept(link, name, now_s)
 
     # -- time -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,121 @@
+"""One lane: a TCP connection on which both sides send chunks, straight into and out of chunk-sized buffers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from ...protocol.errors import FrameError
+from ...protocol.lane import HEADER_BYTES, LaneCodec
+
+_log: Final = structlog.get_logger(__name__)
+
+WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
+"""Bytes handed to the kernel's queue ahead of what it has taken; beyond it `send` waits."""
+
+
+class Lane(asyncio.BufferedProtocol):
+    """Receives headers and bodies without copying; `send` waits while the peer does not read.
+
+    `expected(name)` gives the size of a chunk that was asked for, or None; `received(lane, name, body)` takes each
+    whole body, not verified yet; `closed(lane)` is called once, whatever ended the lane.
+    """
+
+    def __init__(
+        self,
+        codec: LaneCodec,
+        expected: Callable[[bytes], int | None],
+        received: Callable[[Lane, bytes, bytearray], None],
+        closed: Callable[[Lane], None],
+    ) -> None:
+        self._codec = codec
+        self._expected = expected
+        self._received = received
+        self._closed = closed
+        self._header = bytearray(HEADER_BYTES)
+        self._target = self._header
+        self._name = b""
+        self._filled = 0
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+
+    # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._writable.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the next bytes go: the rest of the header, or of the body."""
+        return memoryview(self._target)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came."""
+        self._filled += nbytes
+        if self._filled < len(self._target):
+            return
+        if self._target is self._header:
+            self._begin_body()
+        else:
+            name, body = self._name, self._target
+            self._target, self._filled = self._header, 0
+            self._received(self, name, body)
+
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than we write."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The kernel took what was queued."""
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The lane is gone; what was in flight is asked for again elsewhere."""
+        self._transport = None
+        self._writable.set()
+        self._closed(self)
+
+    # -- ours -----------------------------------------------------------------------------------------------
+
+    def _begin_body(self) -> None:
+        try:
+            name, size = self._codec.open_header(bytes(self._header))
+        except FrameError as error:
+            _log.warning("lane closed", reason=str(error))
+            self.close()
+            return
+        if self._expected(name) != size:
+            _log.warning("lane closed", reason=f"a chunk of {size} bytes came that was not asked for")
+            self.close()
+            return
+        self._name, self._target, self._filled = name, bytearray(size), 0
+
+    async def send(self, name: bytes, sealed: bytes) -> bool:
+        """Send a chunk once the peer has room. Returns False when the lane has gone: answer in another way."""
+        await self._writable.wait()
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.write(self._codec.header(name, len(sealed)))
+        self._transport.write(sealed)
+        return True
+
+    def pause_reading(self) -> None:
+        """Stop reading: the store's queue is full."""
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close at once: nothing that is still queued would help anyone."""
+        if self._transport is not None:
+            self._transport.abort()
