@@ -13,22 +13,26 @@ find_python() {
   return 1
 }
 
-# fill_environment VENV FINGERPRINT PIP_ARGUMENTS...: makes VENV where it is missing and runs `pip install` in it,
-# unless that was already done for the same fingerprint. The stamp is written last, so a cut run starts over.
+# is_filled VENV STAMP FINGERPRINT: whether `fill_environment` was done for the same.
+is_filled() {
+  [[ -f $1/.$2 && $(<"$1/.$2") == "$3" ]]
+}
+
+# fill_environment VENV STAMP FINGERPRINT PIP_ARGUMENTS...: makes VENV where it is missing and runs `pip install` in it,
+# unless that was done for the same fingerprint. The stamp is written last, so a cut run starts over.
 fill_environment() {
-  local venv=$1 fingerprint=$2 python stamp
-  shift 2
-  stamp=$venv/.filled
-  if [[ ! -x $venv/bin/python ]]; then
+  local venv=$1 stamp=$2 fingerprint=$3 python
+  shift 3
+  if [[ ! -x $venv/bin/pip ]]; then
     python=$(find_python) || return
     if ! "$python" -m venv "$venv"; then
       echo "cannot make a virtual environment in $venv: install your system's python3-venv package" >&2
       return 1
     fi
   fi
-  if [[ ! -f $stamp || $(<"$stamp") != "$fingerprint" ]]; then
-    rm -f "$stamp"
+  if ! is_filled "$venv" "$stamp" "$fingerprint"; then
+    rm -f "$venv/.$stamp"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || return
-    echo "$fingerprint" >"$stamp"
+    echo "$fingerprint" >"$venv/.$stamp"
   fi
 }
