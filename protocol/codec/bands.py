@@ -1,0 +1,108 @@
+"""Where to cut old values into bands: counts per level from a sample, then the best cuts by dynamic programming.
+
+Small values move far more often than large ones (one rounding step is a larger part of an update), so the rate of change
+falls by half per exponent. Cuts are the ones that minimise the entropy of "which elements of each band changed".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from .order import LEVELS, Order
+
+SAMPLE_WINDOW: Final = 512  # elements looked at in a row
+TABLE_BITS: Final = 200  # what one more band costs in its table, roughly
+
+
+@njit(nogil=True, cache=True)
+def sample_levels(
+    old: Any, new: Any, mask: Any, low: Any, level_shift: int, stride: int, phase: int, present: Any, changed: Any
+) -> None:
+    """Count elements per level in windows of 512, one every `stride` windows from window `phase` on.
+
+    Adds to `present` and `changed` (256,) int64.
+    """
+    n = old.size
+    size = old.itemsize
+    bits = np.int64(-1) if size == 8 else (np.int64(1) << np.int64(8 * size)) - np.int64(1)
+    for base in range(phase * SAMPLE_WINDOW, n, stride * SAMPLE_WINDOW):
+        for i in range(base, min(n, base + SAMPLE_WINDOW)):
+            value = old[i]
+            key = (np.int64(value & mask) - np.int64(low)) & bits
+            level = np.int64(np.uint64(key) >> np.uint64(level_shift)) & 255
+            present[level] += 1
+            if value != new[i]:
+                changed[level] += 1
+
+
+@njit(nogil=True, cache=True)
+def _entropy(total: float, part: float) -> float:
+    """Bits to say which `part` of `total` elements changed."""
+    if part <= 0 or part >= total:
+        return 0.0
+    return -(part * np.log2(part / total) + (total - part) * np.log2(1.0 - part / total))
+
+
+@njit(nogil=True, cache=True)
+def best_cuts(present: Any, changed: Any, most: int, cuts: Any) -> int:
+    """Choose at most `most` bands; fills `cuts` (bands - 1,) with the levels they start at and returns their number.
+
+    `present`, `changed` (256,) float64: elements and changed elements per level of the whole input.
+    """
+    levels = np.empty(LEVELS + 1, np.int64)
+    m = 0
+    for i in range(LEVELS):
+        if present[i] > 0:
+            levels[m] = i
+            m += 1
+    if m == 0:
+        return 0
+    total = np.zeros(m + 1)
+    part = np.zeros(m + 1)
+    for i in range(m):
+        total[i + 1] = total[i] + present[levels[i]]
+        part[i + 1] = part[i] + changed[levels[i]]
+    cost = np.full((most + 1, m + 1), np.inf)
+    start = np.zeros((most + 1, m + 1), np.int64)
+    cost[0, 0] = 0.0
+    for b in range(1, most + 1):
+        for j in range(1, m + 1):
+            for i in range(j):
+                if cost[b - 1, i] < np.inf:
+                    here = cost[b - 1, i] + _entropy(total[j] - total[i], part[j] - part[i])
+                    if here < cost[b, j]:
+                        cost[b, j] = here
+                        start[b, j] = i
+    chosen = 1
+    for b in range(2, most + 1):
+        if cost[b, m] + b * TABLE_BITS < cost[chosen, m] + chosen * TABLE_BITS:
+            chosen = b
+    j = m
+    for b in range(chosen, 1, -1):
+        j = start[b, j]
+        cuts[b - 2] = levels[j]
+    return chosen - 1
+
+
+def plan_cuts(present: NDArray[np.int64], changed: NDArray[np.int64], elements: int, bands: int) -> NDArray[np.uint8]:
+    """Levels (bands - 1,) uint8, rising, at which bands 1.. start, for `elements` elements sampled as counted."""
+    seen = int(present.sum())
+    if bands <= 1 or seen == 0 or int(changed.sum()) < 16:
+        return np.empty(0, np.uint8)
+    scale = elements / seen
+    cuts = np.empty(bands, np.int64)
+    found = best_cuts(present * scale, changed * scale, bands, cuts)
+    return cuts[:found].astype(np.uint8)
+
+
+def intervals(order: Order, cuts: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """First keys and sizes (bands,), of the kernel's dtype, of the bands that `cuts` make; the last one's size is unused."""
+    wrap = 1 << (8 * order.dtype.itemsize)
+    edges = [0, *((int(cut) << order.level_shift) for cut in cuts)]
+    lows = [(edge + int(order.key_low)) % wrap for edge in edges]
+    sizes = [after - before for before, after in zip(edges, edges[1:], strict=False)] + [0]
+    return np.array(lows, order.dtype), np.array(sizes, order.dtype)

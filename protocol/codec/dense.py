@@ -1,0 +1,267 @@
+"""Regions that changed too much for positions to pay, and regions without a parent: byte planes, compressed.
+
+STEPS planes hold the zigzagged ULP differences to the parent, VALUES planes the values themselves (floats rotated by one
+bit, so that the exponent fills a byte of its own). Plane b holds byte b of every element. Each is compressed by itself, or
+stored when that does not help: mantissa bytes are noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import lz4.block
+import numpy as np
+import zstandard
+from numba import njit
+from numpy.typing import NDArray
+
+from ..elements import FLOAT_FIELDS, Kind, width_bytes
+from ..errors import CodecError
+from .order import Order, order_of, pack_nibbles, unpack_nibbles
+from .pieces import SpanPiece, frozen
+from .record import LZ4, RAW, STEPS, STORED, VALUES, ZSTD, Reader, Record, Segment, check_of, varint, write_segments
+from .scan import ordered, step_between
+from .spans import CodecOptions
+
+_PROBE: Final = 16384  # bytes of a plane tried before the whole plane is
+_WORTH: Final = 0.97
+
+
+@njit(nogil=True, cache=True)
+def zigzag_steps(old: Any, new: Any, flip: Any, step_shift: int, out: Any) -> None:
+    """out[i] = zigzag(step from old[i] to new[i]), all (n,) of one unsigned dtype."""
+    size = old.itemsize
+    sign = np.int64(8 * size - 1)
+    unit = np.int64(1) << step_shift
+    for i in range(old.size):
+        step = step_between(old[i], new[i], flip, step_shift, size) << step_shift
+        out[i] = ((step << np.int64(1)) ^ (step >> sign)) & ~(unit - 1)
+
+
+@njit(nogil=True, cache=True)
+def unzigzag_steps(old: Any, zigzag: Any, flip: Any, step_shift: int, out: Any) -> None:
+    """Inverse of `zigzag_steps`: out[i] is the value zigzag[i] away from old[i]."""
+    size = old.itemsize
+    sign = np.int64(1) << np.int64(8 * size - 1)
+    bits = np.int64(-1) if size == 8 else (np.int64(1) << np.int64(8 * size)) - np.int64(1)
+    unit = np.int64(1) << step_shift
+    for i in range(old.size):
+        z = np.int64(zigzag[i]) & bits
+        half = np.int64(np.uint64(z) >> np.uint64(1))
+        step = half & ~(unit - 1)
+        if z & unit:
+            step = ~half & ~(unit - 1)
+        place = ordered(old[i], flip, size) + step
+        if place & sign:
+            place ^= np.int64(flip)
+        out[i] = place
+
+
+def rotates(kind: Kind) -> bool:
+    """True for kinds whose VALUES planes are of values rotated left by one: floats with a sign and a full width."""
+    return kind in FLOAT_FIELDS and kind not in (Kind.F4, Kind.F8_E8M0, Kind.F8_E4M3, Kind.F8_E5M2)
+
+
+def rotate(values: NDArray[Any], order: Order) -> NDArray[Any]:
+    """Each element rotated left by one bit."""
+    top = order.dtype.type(8 * order.dtype.itemsize - 1)
+    return (values << order.dtype.type(1)) | (values >> top)
+
+
+def unrotate(values: NDArray[Any], order: Order) -> NDArray[Any]:
+    """Each element rotated right by one bit."""
+    top = order.dtype.type(8 * order.dtype.itemsize - 1)
+    return (values >> order.dtype.type(1)) | (values << top)
+
+
+def split_planes(values: NDArray[Any]) -> list[NDArray[np.uint8]]:
+    """Elements (n,) to their bytes, one array (n,) per byte, lowest first."""
+    if values.itemsize == 1:
+        return [values.view(np.uint8)]
+    parts = values.view(np.uint8).reshape(values.size, values.itemsize)
+    return [np.ascontiguousarray(parts[:, b]) for b in range(values.itemsize)]
+
+
+def join_planes(planes: list[NDArray[np.uint8]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Inverse of `split_planes`."""
+    out = np.empty((planes[0].size, dtype.itemsize), np.uint8)
+    for b, plane in enumerate(planes):
+        out[:, b] = plane
+    return out.reshape(-1).view(dtype)
+
+
+def _squeeze(data: NDArray[np.uint8], method: int, level: int) -> bytes:
+    if method == LZ4:
+        return bytes(lz4.block.compress(data, store_size=False))
+    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=False).compress(data.data)
+
+
+def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> bytes:
+    """Planes as bytes, each compressed by `method` where that helps."""
+    out = []
+    for plane in planes:
+        body: bytes | None = None
+        middle = max(0, (plane.size - _PROBE) // 2)
+        probe = plane[middle : middle + _PROBE]
+        if probe.size and len(_squeeze(probe, method, level)) < _WORTH * probe.size + 32:
+            body = _squeeze(plane, method, level)
+        if body is None or len(body) >= plane.size:
+            out += [bytes((STORED,)), varint(plane.size), plane.tobytes()]
+        else:
+            out += [bytes((method,)), varint(len(body)), body]
+    return b"".join(out)
+
+
+def read_planes(payload: memoryview, count: int, size: int) -> list[NDArray[np.uint8]]:
+    """`count` planes of `size` bytes each. CodecError when the payload holds anything else."""
+    reader = Reader(payload)
+    planes = []
+    for _ in range(count):
+        method = reader.byte()
+        body = reader.take(reader.varint())
+        planes.append(_expand(body, method, size))
+    return planes
+
+
+def _expand(body: memoryview, method: int, size: int) -> NDArray[np.uint8]:
+    if method == STORED:
+        if len(body) != size:
+            raise CodecError(f"a stored plane has {len(body)} bytes instead of {size}")
+        return np.frombuffer(body, np.uint8)
+    out: bytes | bytearray
+    try:
+        if method == ZSTD:
+            out = _decompress_zstd(body, size)
+        elif method == LZ4:
+            out = lz4.block.decompress(bytes(body), uncompressed_size=size)
+        else:
+            raise CodecError(f"no plane method has number {method}")
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
+        raise CodecError(f"a plane does not decompress: {error}") from error
+    if len(out) != size:
+        raise CodecError(f"a plane has {len(out)} bytes instead of {size}")
+    return np.frombuffer(out, np.uint8)
+
+
+def _decompress_zstd(body: memoryview, size: int) -> bytearray:
+    """At most `size` + 1 bytes of the frame; its window, and so the memory it asks for, is bounded by the plane too."""
+    window = 1 << max(10, (size - 1).bit_length())
+    out = bytearray(size + 1)
+    with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(body) as stream:
+        at = 0
+        while at <= size:
+            step = stream.readinto(memoryview(out)[at:])
+            if step == 0:
+                break
+            at += step
+    del out[at:]
+    return out
+
+
+def step_planes(old: NDArray[Any], new: NDArray[Any], order: Order) -> list[NDArray[np.uint8]]:
+    """STEPS planes of elements (n,)."""
+    steps = np.empty(new.size, order.dtype)
+    zigzag_steps(frozen(old), frozen(new), order.flip, order.step_shift, steps)
+    return [pack_nibbles(steps)] if order.step_shift else split_planes(steps)
+
+
+def value_planes(new: NDArray[Any], kind: Kind, order: Order) -> list[NDArray[np.uint8]]:
+    """VALUES planes of elements (n,)."""
+    if order.step_shift:
+        return [pack_nibbles(new)]
+    return split_planes(rotate(new, order) if rotates(kind) else new)
+
+
+def encode_dense(
+    pieces: Sequence[SpanPiece], kind: Kind, options: CodecOptions
+) -> tuple[bytes, tuple[Segment, ...], int, int]:
+    """One dense record of whole pieces: its bytes, its segments, how many elements changed, the payload's size.
+
+    There are no segments when nothing changed.
+    """
+    order = order_of(kind)
+    new = pieces[0].new if len(pieces) == 1 else np.concatenate([piece.new for piece in pieces])
+    segments = tuple(segment for piece in pieces for segment in piece.segments)
+    olds = [piece.old for piece in pieces if piece.old is not None]
+    old = None if not olds else olds[0] if len(olds) == 1 else np.concatenate(olds)
+    changed = new.size if old is None else int(np.count_nonzero(old != new))
+    if changed == 0:
+        return b"", (), 0, 0
+    head = bytes((kind,)) + write_segments(segments, width_bytes(kind))
+    check = check_of(new).to_bytes(4, "little")
+    method, level = (LZ4, 0) if options.fast_dense else (ZSTD, options.zstd_level)
+    raw_bytes = sum(segment.size for segment in segments)
+    best, _ = _cheapest(_window(old), _window(new), kind, method, level)
+    if best == STEPS and old is not None:
+        payload = write_planes(step_planes(old, new, order), method, level)
+        if len(payload) < raw_bytes:
+            body = bytes((STEPS,)) + head + check_of(old).to_bytes(4, "little") + check + payload
+            return body, segments, changed, len(payload)
+    if best == VALUES:
+        payload = write_planes(value_planes(new, kind, order), method, level)
+        if len(payload) < raw_bytes:
+            return bytes((VALUES,)) + head + check + payload, segments, changed, len(payload)
+    data = pack_nibbles(new) if order.step_shift else new.view(np.uint8)
+    return bytes((RAW,)) + head + check + data.tobytes(), segments, changed, raw_bytes
+
+
+def decode_dense(record: Record, old: NDArray[Any]) -> NDArray[Any]:
+    """The new elements (n,) of a dense record whose segments now hold `old`. CodecError when it is malformed."""
+    order = order_of(record.kind)
+    size = record.size
+    if record.type == RAW:
+        data = np.frombuffer(record.payload, np.uint8)
+        return unpack_nibbles(data) if order.step_shift else data.view(order.dtype)
+    planes = read_planes(record.payload, order.dtype.itemsize, size // order.dtype.itemsize)
+    values = unpack_nibbles(planes[0]) if order.step_shift else join_planes(planes, order.dtype)
+    if record.type == STEPS:
+        out = np.empty(values.size, order.dtype)
+        unzigzag_steps(frozen(old), values, order.flip, order.step_shift, out)
+        return out
+    return unrotate(values, order) if rotates(record.kind) else values
+
+
+def choose_dense(pieces: Sequence[SpanPiece], kind: Kind, options: CodecOptions) -> bool:
+    """True when a dense record is likely smaller than a sparse one, by a sample of the largest piece."""
+    largest = max(pieces, key=lambda piece: piece.new.size)
+    old, new = _window(largest.old), _window(largest.new)
+    if old is None or new is None:
+        return True
+    differ = old != new
+    share = float(np.mean(differ)) if differ.size else 0.0
+    if share == 0.0:
+        return False
+    order = order_of(kind)
+    steps = np.empty(new.size, order.dtype)
+    zigzag_steps(frozen(old), frozen(new), order.flip, order.step_shift, steps)
+    moves = steps[differ] >> order.dtype.type(order.step_shift)
+    step_bits = float(np.mean(np.log2(moves.astype(np.float64) + 1.0))) + 1.0
+    mask_bits = 0.0 if share == 1.0 else -share * np.log2(share) - (1 - share) * np.log2(1 - share)
+    sparse_bytes = new.size * (mask_bits + share * step_bits) / 8
+    method, level = (LZ4, 0) if options.fast_dense else (ZSTD, options.zstd_level)
+    _, dense_bytes = _cheapest(old, new, kind, method, level)
+    return dense_bytes < sparse_bytes
+
+
+def _window(values: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Up to 32768 elements from the middle."""
+    if values is None:
+        return None
+    start = max(0, (values.size - 32768) // 2)
+    return values[start : start + 32768]
+
+
+def _cheapest(
+    old: NDArray[Any] | None, new: NDArray[Any] | None, kind: Kind, method: int, level: int
+) -> tuple[int, int]:
+    """The dense record type that encodes the sample in the fewest bytes, and how many those are."""
+    if new is None or new.size == 0:
+        return RAW, 0
+    order = order_of(kind)
+    sizes = {RAW: new.nbytes >> (order.step_shift // 4)}
+    sizes[VALUES] = len(write_planes(value_planes(new, kind, order), method, level))
+    if old is not None:
+        sizes[STEPS] = len(write_planes(step_planes(old, new, order), method, level))
+    best = min(sizes, key=lambda name: sizes[name])
+    return best, sizes[best]

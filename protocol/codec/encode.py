@@ -1,0 +1,403 @@
+"""Spans to chunks: plan the bands from a sample, find the events, build the tables, pack records into chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..elements import BITS, Kind, width_bytes
+from .bands import SAMPLE_WINDOW, intervals, plan_cuts, sample_levels
+from .dense import choose_dense, encode_dense
+from .order import LEVELS, Order, order_of
+from .pieces import SMALL, SpanPiece, elements_of
+from .record import SPARSE, Segment, Table, check_of, varint, write_header, write_segments, write_table
+from .scan import arrange, scan_bands, scan_plain
+from .spans import CodecOptions, EncodedChunk, Span
+from .stream import write_events
+from .tables import ESCAPE, GAP_BUCKETS, STEP_CLASSES, BandWeights, build_encoder, quantise
+
+RECORD_BYTES: Final = 4 << 20  # input of one record
+_SAMPLE_SHARE: Final = 64  # one element in so many is looked at to place the bands
+_SAMPLE_LEAST: Final = 1 << 16  # but so many at least
+_ALWAYS_SPARSE: Final = 0.04  # share of changed elements up to which no other way is considered
+_NEVER_SPARSE: Final = 0.25
+_OVERHEAD: Final = 64  # bytes a record may be larger than what it covers
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A record in the making: pieces of one kind, all with or all without a parent."""
+
+    pieces: list[SpanPiece]
+    size: int  # bytes
+    density: float = 0.0  # share of changed elements, estimated
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """The events of one sparse record, sorted by band, and the pieces they lie in."""
+
+    draft: _Draft
+    segments: tuple[Segment, ...]
+    counts: NDArray[np.int64]
+    gaps: NDArray[np.uint32]
+    steps: NDArray[np.int64]
+    check_old: int
+    check_new: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A finished record; that of a sparse one lacks its type and table number until it is put into a chunk."""
+
+    table: int | None
+    body: bytes
+    elements: int
+    changed: int
+    raw_bytes: int
+    payload_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes in a chunk, at most."""
+        return len(self.body) + 3
+
+
+def encode_spans(spans: Sequence[Span], options: CodecOptions, max_size: int) -> list[EncodedChunk]:
+    """Encode the changes of `spans` as one chunk, or as more where one would exceed `max_size` bytes.
+
+    Unchanged spans leave no trace; the result is empty when nothing changed. `max_size` is 32 KiB to 4 MiB; input may be
+    tens of MiB. Spans may come in any order and must not overlap.
+    """
+    groups: dict[tuple[Kind, bool], list[Span]] = {}
+    for span in spans:
+        if span.new.size:
+            groups.setdefault((span.kind, span.old is not None), []).append(span)
+    tables: list[bytes] = []
+    coded: list[_Coded] = []
+    for (kind, with_old), members in groups.items():
+        encoder = _Group(kind, options, max_size)
+        if with_old:
+            table, records = encoder.encode_changes(members, len(tables))
+            if table is not None:
+                tables.append(table)
+            coded += records
+        else:
+            coded += encoder.encode_full(members)
+    return _pack(coded, tables, max_size)
+
+
+def _pack(coded: Iterable[_Coded], tables: Sequence[bytes], max_size: int) -> list[EncodedChunk]:
+    """Fill chunks in order, each with the tables its own records need."""
+    chunks: list[EncodedChunk] = []
+    inside: list[_Coded] = []
+    used: list[int] = []
+    size = 0
+
+    def close() -> None:
+        nonlocal size
+        if not inside:
+            return
+        parts = [write_header([tables[index] for index in used])]
+        for record in inside:
+            if record.table is not None:
+                parts += (bytes((SPARSE,)), varint(used.index(record.table)))
+            parts.append(record.body)
+        chunks.append(
+            EncodedChunk(
+                b"".join(parts),
+                sum(record.elements for record in inside),
+                sum(record.changed for record in inside),
+                sum(record.raw_bytes for record in inside),
+                sum(record.payload_bytes for record in inside),
+                len(inside),
+            )
+        )
+        inside.clear()
+        used.clear()
+        size = 0
+
+    for record in coded:
+        new_table = record.table is not None and record.table not in used
+        added = record.size + (len(tables[record.table]) if new_table and record.table is not None else 0)
+        if inside and size + added > max_size:
+            close()
+            new_table = record.table is not None
+            added = record.size + (len(tables[record.table]) if record.table is not None else 0)
+        if not inside:
+            size = 8
+        inside.append(record)
+        if new_table and record.table is not None:
+            used.append(record.table)
+        size += added
+    close()
+    return chunks
+
+
+class _Group:
+    """Encodes the spans of one kind: they share a table."""
+
+    def __init__(self, kind: Kind, options: CodecOptions, max_size: int) -> None:
+        self.kind = kind
+        self.order: Order = order_of(kind)
+        self.options = options
+        self.width = width_bytes(kind)
+        self.room = max_size - 1024  # for one record; its chunk also has a header and tables
+        self.lows = self.sizes = np.empty(0, self.order.dtype)
+        self.codes = np.empty((0, ESCAPE + 1), np.uint32)
+
+    def encode_full(self, spans: Sequence[Span]) -> list[_Coded]:
+        """Records for spans without a parent."""
+        return [record for draft in self._drafts(spans, self.room) for record in self._dense(draft)]
+
+    def encode_changes(self, spans: Sequence[Span], table_index: int) -> tuple[bytes | None, list[_Coded]]:
+        """The table, if any record needs it, and the records of the spans that changed."""
+        drafts = self._drafts(spans, RECORD_BYTES)
+        cuts = self._plan(drafts)
+        self.lows, self.sizes = intervals(self.order, cuts)
+        bands = len(cuts) + 1
+        gap_counts = np.zeros((bands, GAP_BUCKETS), np.int64)
+        step_counts = np.zeros((bands, STEP_CLASSES), np.int64)
+        found: list[_Events | _Coded] = []
+        for draft in drafts:
+            events = self._scan(draft, gap_counts, step_counts)
+            if isinstance(events, _Events):
+                found.append(events)
+            elif events:
+                found += self._dense_parts(draft)
+        if not any(isinstance(item, _Events) for item in found):
+            return None, [item for item in found if isinstance(item, _Coded)]
+        weights = self._weigh(gap_counts, step_counts)
+        self.codes = np.empty((bands, ESCAPE + 1), np.uint32)
+        for c, band in enumerate(weights):
+            build_encoder(band.gaps, band.steps, self.codes[c])
+        coded: list[_Coded] = []
+        for item in found:
+            coded += [item] if isinstance(item, _Coded) else self._write(item, table_index)
+        return write_table(Table(self.kind, cuts, weights)), coded
+
+    def _drafts(self, spans: Sequence[Span], limit: int) -> list[_Draft]:
+        """Spans as drafts of at most `limit` bytes; small unchanged spans are left out."""
+        drafts: list[_Draft] = []
+        pieces: list[SpanPiece] = []
+        small: list[Span] = []
+        size = small_size = 0
+        limit -= limit % self.width
+
+        def gather() -> None:
+            nonlocal small_size
+            if small:
+                pieces.append(self._piece(small))
+                small.clear()
+            small_size = 0
+
+        def close() -> None:
+            nonlocal size, pieces
+            gather()
+            if pieces:
+                drafts.append(_Draft(pieces, size))
+            pieces, size = [], 0
+
+        for whole in spans:
+            for span in _cut(whole, limit):
+                if span.new.size < SMALL and span.old is not None and np.array_equal(span.old, span.new):
+                    continue
+                if size + span.new.size > limit:
+                    close()
+                size += span.new.size
+                if span.new.size < SMALL:
+                    small.append(span)
+                else:
+                    gather()
+                    pieces.append(self._piece([span]))
+        close()
+        return drafts
+
+    def _piece(self, spans: Sequence[Span]) -> SpanPiece:
+        segments = tuple(Segment(span.region, span.offset, span.new.size) for span in spans)
+        olds = [span.old for span in spans if span.old is not None]
+        old = np.concatenate(olds) if len(olds) > 1 else olds[0] if olds else None
+        new = np.concatenate([span.new for span in spans]) if len(spans) > 1 else spans[0].new
+        return SpanPiece(segments, None if old is None else elements_of(old, self.order), elements_of(new, self.order))
+
+    def _plan(self, drafts: Sequence[_Draft]) -> NDArray[np.uint8]:
+        """Band cuts for the whole group; notes each draft's density."""
+        elements = sum(piece.new.size for draft in drafts for piece in draft.pieces)
+        stride = max(1, min(_SAMPLE_SHARE, elements // _SAMPLE_LEAST))
+        present = np.zeros(LEVELS, np.int64)
+        changed = np.zeros(LEVELS, np.int64)
+        order = self.order
+        for draft in drafts:
+            seen_before, changed_before = int(present.sum()), int(changed.sum())
+            for piece in draft.pieces:
+                every = max(1, min(stride, piece.new.size // SAMPLE_WINDOW))
+                sample_levels(
+                    piece.old, piece.new, order.key_mask, order.key_low, order.level_shift, every, every // 2,
+                    present, changed,
+                )  # fmt: skip
+            seen = int(present.sum()) - seen_before
+            draft.density = (int(changed.sum()) - changed_before) / max(1, seen)
+        return plan_cuts(present, changed, elements, self.options.bands)
+
+    def _scan(self, draft: _Draft, gap_counts: NDArray[np.int64], step_counts: NDArray[np.int64]) -> _Events | bool:
+        """The draft's events; False when nothing changed, True when it should be encoded densely."""
+        if draft.density > _ALWAYS_SPARSE and choose_dense(draft.pieces, self.kind, self.options):
+            return True
+        order = self.order
+        bands = len(self.lows)
+        elements = sum(piece.new.size for piece in draft.pieces)
+        room = int(elements * _NEVER_SPARSE) + 256
+        band = np.zeros(room, np.uint8)
+        gap = np.empty(room, np.uint32)
+        old = np.empty(room, order.dtype)
+        new = np.empty(room, order.dtype)
+        seen = np.zeros((bands, 2), np.int64)
+        segments: list[Segment] = []
+        found = 0
+        for piece in draft.pieces:
+            before, seen_before = found, seen.copy()
+            if bands == 1:
+                found = scan_plain(piece.old, piece.new, seen, gap, old, new, found)
+            else:
+                found = scan_bands(
+                    piece.old, piece.new, order.key_mask, self.lows, self.sizes, seen, band, gap, old, new, found
+                )
+            if found < 0:
+                return True
+            if found == before:
+                seen = seen_before
+            else:
+                segments += piece.segments
+        if found == 0:
+            return False
+        counts = np.empty(bands, np.int64)
+        gaps = np.empty(found, np.uint32)
+        steps = np.empty(found, np.int64)
+        olds = np.empty(found, order.dtype)
+        news = np.empty(found, order.dtype)
+        arrange(
+            band[:found], gap[:found], old[:found], new[:found], order.flip, order.step_shift,
+            counts, gaps, steps, olds, news, gap_counts, step_counts,
+        )  # fmt: skip
+        return _Events(draft, tuple(segments), counts, gaps, steps, check_of(olds), check_of(news))
+
+    def _weigh(self, gap_counts: NDArray[np.int64], step_counts: NDArray[np.int64]) -> tuple[BandWeights, ...]:
+        weights = []
+        for c in range(len(gap_counts)):
+            gaps = np.empty(GAP_BUCKETS, np.uint8)
+            steps = np.empty(STEP_CLASSES, np.uint8)
+            quantise(gap_counts[c], gaps)
+            quantise(step_counts[c], steps)
+            weights.append(BandWeights(gaps, steps))
+        return tuple(weights)
+
+    def _write(self, events: _Events, table_index: int) -> list[_Coded]:
+        """One sparse record, or several where one would be too large."""
+        found = events.gaps.size
+        out = np.empty(13 * found + 16, np.uint8)
+        class_bits = self.order.step_bits.bit_length()
+        bits = write_events(events.counts, events.gaps, events.steps, self.codes, class_bits, out)
+        size = (bits + 7) // 8
+        body = b"".join(
+            (
+                write_segments(events.segments, self.width),
+                *(varint(count) for count in events.counts.tolist()),
+                events.check_old.to_bytes(4, "little"),
+                events.check_new.to_bytes(4, "little"),
+                varint(size),
+                out[:size].tobytes(),
+            )
+        )
+        covered = sum(segment.size for segment in events.segments)
+        if len(body) + 3 > covered + _OVERHEAD:
+            return self._dense_parts(events.draft)
+        if len(body) > self.room:
+            return self._rescan(self._halves(events.draft), table_index)
+        return [_Coded(table_index, body, covered * 8 // BITS[self.kind], found, covered, size)]
+
+    def _rescan(self, drafts: Sequence[_Draft], table_index: int) -> list[_Coded]:
+        """Scan and write with the tables already made; any event has a code in any table."""
+        coded: list[_Coded] = []
+        bands = len(self.lows)
+        gap_counts = np.zeros((bands, GAP_BUCKETS), np.int64)
+        step_counts = np.zeros((bands, STEP_CLASSES), np.int64)
+        for draft in drafts:
+            events = self._scan(draft, gap_counts, step_counts)
+            if isinstance(events, _Events):
+                coded += self._write(events, table_index)
+            elif events:
+                coded += self._dense_parts(draft)
+        return coded
+
+    def _dense_parts(self, draft: _Draft) -> list[_Coded]:
+        """Dense records of a draft, none larger than a chunk."""
+        if draft.size > self.room - 64:
+            halves = self._halves(draft)
+            if len(halves) > 1:
+                return [record for half in halves for record in self._dense_parts(half)]
+        return self._dense(draft)
+
+    def _dense(self, draft: _Draft) -> list[_Coded]:
+        body, segments, changed, payload = encode_dense(draft.pieces, self.kind, self.options)
+        covered = sum(segment.size for segment in segments)
+        if not segments:
+            return []
+        if len(body) > min(self.room, covered + _OVERHEAD):
+            halves = self._halves(draft)
+            if len(halves) > 1:
+                return [record for half in halves for record in self._dense(half)]
+        return [_Coded(None, body, covered * 8 // BITS[self.kind], changed, covered, payload)]
+
+    def _halves(self, draft: _Draft) -> list[_Draft]:
+        """The draft in two of about equal size, or alone when it is a single element."""
+        half = draft.size // 2
+        half -= half % self.width
+        if half == 0:
+            return [draft]
+        sides: tuple[list[SpanPiece], list[SpanPiece]] = ([], [])
+        at = 0
+        for piece in draft.pieces:
+            for part in _split_piece(piece, half - at, self.kind):
+                size = sum(segment.size for segment in part.segments)
+                sides[at >= half].append(part)
+                at += size
+        return [
+            _Draft(side, sum(s.size for piece in side for s in piece.segments), draft.density) for side in sides if side
+        ]
+
+
+def _cut(span: Span, limit: int) -> Iterable[Span]:
+    """The span in parts of at most `limit` bytes."""
+    if span.new.size <= limit:
+        yield span
+        return
+    for at in range(0, span.new.size, limit):
+        old = None if span.old is None else span.old[at : at + limit]
+        yield Span(span.region, span.kind, span.offset + at, old, span.new[at : at + limit])
+
+
+def _split_piece(piece: SpanPiece, size: int, kind: Kind) -> list[SpanPiece]:
+    """The piece cut after `size` bytes, if that lies inside it."""
+    total = sum(segment.size for segment in piece.segments)
+    if not 0 < size < total:
+        return [piece]
+    left: list[Segment] = []
+    right: list[Segment] = []
+    at = 0
+    for segment in piece.segments:
+        inside = min(max(size - at, 0), segment.size)
+        if inside:
+            left.append(Segment(segment.region, segment.offset, inside))
+        if inside < segment.size:
+            right.append(Segment(segment.region, segment.offset + inside, segment.size - inside))
+        at += segment.size
+    cut = size * 8 // BITS[kind]
+    old = piece.old
+    return [
+        SpanPiece(tuple(left), None if old is None else old[:cut], piece.new[:cut]),
+        SpanPiece(tuple(right), None if old is None else old[cut:], piece.new[cut:]),
+    ]

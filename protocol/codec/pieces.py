@@ -1,0 +1,93 @@
+"""Spans and segments as arrays of elements: the pieces that kernels run over.
+
+A piece is one stretch of elements in memory. A large span is a piece by itself, seen in place; runs of small ones are
+gathered into one scratch piece, so that ten thousand tiny regions cost a few kernel calls. Gaps run on over the pieces of a
+record, so how a record is cut into pieces never shows in its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CodecError
+from .order import Order, pack_nibbles, unpack_nibbles
+from .record import Segment
+
+SMALL: Final = 32 << 10  # bytes below which spans are gathered
+
+Resolve = Callable[[int, int, int], NDArray[np.uint8]]
+
+
+def elements_of(data: NDArray[np.uint8], order: Order) -> NDArray[Any]:
+    """Bytes (n,) as read-only elements, without a copy where memory allows: aligned, contiguous, not packed."""
+    if order.step_shift:
+        out: NDArray[Any] = unpack_nibbles(data)
+    else:
+        out = data.view(order.dtype)
+        if not out.flags.aligned:
+            out = out.copy()
+    return frozen(out)
+
+
+def frozen(values: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view: kernels are compiled for inputs of that one type."""
+    out = values.view()
+    out.flags.writeable = False
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPiece:
+    """Old (None without a parent) and new elements, and the segments they are."""
+
+    segments: tuple[Segment, ...]
+    old: NDArray[Any] | None
+    new: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPiece:
+    """Elements of a slot (n,), the segments they are, and the segments' own writable bytes."""
+
+    segments: tuple[Segment, ...]
+    views: tuple[NDArray[np.uint8], ...]
+    values: NDArray[Any]
+
+
+def slot_pieces(segments: Sequence[Segment], resolve: Resolve, order: Order) -> list[SlotPiece]:
+    """Resolve the segments of one record. CodecError when one is not what `resolve` says it holds."""
+    pieces = []
+    small: list[tuple[Segment, NDArray[np.uint8]]] = []
+
+    def flush() -> None:
+        if small:
+            views = tuple(view for _, view in small)
+            whole = views[0] if len(views) == 1 else np.concatenate(views)
+            pieces.append(SlotPiece(tuple(segment for segment, _ in small), views, elements_of(whole, order)))
+            small.clear()
+
+    for segment in segments:
+        view = resolve(segment.region, segment.offset, segment.size)
+        if view.size != segment.size:
+            raise CodecError(f"region {segment.region} does not hold {segment.size} bytes at {segment.offset}")
+        if segment.size < SMALL:
+            small.append((segment, view))
+        else:
+            flush()
+            pieces.append(SlotPiece((segment,), (view,), elements_of(view, order)))
+    flush()
+    return pieces
+
+
+def put_elements(piece: SlotPiece, values: NDArray[Any], order: Order) -> None:
+    """Write all elements `values` (n,) of a piece to its views."""
+    data = pack_nibbles(values) if order.step_shift else values.view(np.uint8)
+    at = 0
+    for view in piece.views:
+        view[:] = data[at : at + view.size]
+        at += view.size

@@ -1,0 +1,135 @@
+"""The bit stream of a sparse record: events of band 0, then of band 1 and so on, each a Huffman code and raw bits.
+
+Bits fill bytes from the low end. After a code come the gap's raw bits, then the step's; after the escape code six bits of
+gap bucket and the step class first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .bits import load_word, store_word
+from .scan import gap_bucket, step_class
+from .tables import CODE_BITS, ENTRY_ESCAPE, ESCAPE, ESCAPE_GAP_BITS, STEP_CLASSES
+
+
+@njit(nogil=True, cache=True)
+def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: int, out: Any) -> int:
+    """Write a record's events, sorted by band, to `out` uint8 (13 bytes per event and 16 more); returns the bit count.
+
+    `counts` (bands,) int64; `gaps` uint32, `steps` int64; `codes` (bands, 8193) uint32 from `build_encoder`.
+    """
+    one = np.uint64(1)
+    held = np.uint64(0)
+    bits = np.int64(0)  # in `held`, below 8 between events
+    at = np.int64(0)
+    j = 0
+    for c in range(counts.size):
+        for _ in range(counts[c]):
+            gap = np.int64(gaps[j])
+            step = steps[j]
+            j += 1
+            bucket = gap_bucket(gap)
+            kind = step_class(step)
+            code = codes[c, bucket * STEP_CLASSES + kind]
+            if not code:
+                code = codes[c, ESCAPE]
+                held |= np.uint64(code & 0xFFFF) << np.uint64(bits)
+                bits += np.int64(code >> 16)
+                held |= np.uint64(bucket | (kind << ESCAPE_GAP_BITS)) << np.uint64(bits)
+                bits += ESCAPE_GAP_BITS + class_bits
+            else:
+                held |= np.uint64(code & 0xFFFF) << np.uint64(bits)
+                bits += np.int64(code >> 16)
+            store_word(out, at, held)
+            at += bits >> 3
+            held >>= np.uint64(bits & ~7)
+            bits &= 7
+            nb = bucket >> 1
+            held |= (np.uint64(gap + 2) & ((one << np.uint64(nb)) - one)) << np.uint64(bits)
+            bits += nb
+            nv = kind >> 1
+            raw = np.uint64(abs(step)) & ((one << np.uint64(nv)) - one)
+            if nv > 24:  # too wide for the same word: 32 bits at a time
+                store_word(out, at, held)
+                at += bits >> 3
+                held >>= np.uint64(bits & ~7)
+                bits &= 7
+                low = min(nv, 32)
+                held |= (raw & np.uint64(0xFFFFFFFF)) << np.uint64(bits)
+                bits += low
+                store_word(out, at, held)
+                at += bits >> 3
+                held >>= np.uint64(bits & ~7)
+                bits &= 7
+                raw >>= np.uint64(32)
+                nv -= low
+            held |= raw << np.uint64(bits)
+            bits += nv
+            store_word(out, at, held)
+            at += bits >> 3
+            held >>= np.uint64(bits & ~7)
+            bits &= 7
+    store_word(out, at, held)
+    return at * 8 + bits
+
+
+@njit(nogil=True, cache=True)
+def read_events(
+    data: Any, size: int, counts: Any, entries: Any, class_bits: int, limit: int, ranks: Any, steps: Any
+) -> int:
+    """Read a record's events: ranks within their band to `ranks` uint32, steps to `steps` int64, sorted by band.
+
+    `data` uint8 holds the stream's `size` bytes and 32 more; `entries` (bands, 4096) uint32 from `build_decoder`. Returns
+    the bits read, or -1 for a stream that ends early, has no such code, or counts past `limit` elements.
+    """
+    one = np.uint64(1)
+    end = np.int64(size) * 8
+    at = np.int64(0)
+    j = 0
+    for c in range(counts.size):
+        rank = np.int64(-1)
+        for _ in range(counts[c]):
+            if at >= end:
+                return -1
+            word = load_word(data, at >> 3) >> np.uint64(at & 7)
+            entry = np.int64(entries[c, np.int64(word & np.uint64((1 << CODE_BITS) - 1))])
+            if entry == 0:
+                return -1
+            whole = entry & 0xFF
+            code = (entry >> 8) & 15
+            if entry & ENTRY_ESCAPE:
+                pair = np.int64((word >> np.uint64(code)) & np.uint64((1 << (ESCAPE_GAP_BITS + 7)) - 1))
+                bucket = pair & ((1 << ESCAPE_GAP_BITS) - 1)
+                kind = (pair >> ESCAPE_GAP_BITS) & ((1 << class_bits) - 1)
+                at += code + ESCAPE_GAP_BITS + class_bits
+                code = np.int64(0)
+                whole = (bucket >> 1) + (kind >> 1)
+                word = load_word(data, min(at >> 3, size)) >> np.uint64(at & 7)
+            else:
+                bucket = (entry >> 12) & 63
+                kind = (entry >> 18) & 127
+            word >>= np.uint64(code)
+            nb = bucket >> 1
+            nv = kind >> 1
+            gap = ((2 | (bucket & 1)) << nb) + np.int64(word & ((one << np.uint64(nb)) - one)) - 2
+            if whole > 57:
+                far = at + code + nb
+                low = load_word(data, min(far >> 3, size)) >> np.uint64(far & 7)
+                far += 32
+                high = load_word(data, min(far >> 3, size)) >> np.uint64(far & 7)
+                word = (low & np.uint64(0xFFFFFFFF)) | (high << np.uint64(32))
+            else:
+                word >>= np.uint64(nb)
+            step = np.int64((one << np.uint64(nv)) | (word & ((one << np.uint64(nv)) - one)))
+            at += whole
+            rank += 1 + gap
+            if rank >= limit:
+                return -1
+            ranks[j] = rank
+            steps[j] = -step if kind & 1 else step
+            j += 1
+    return at if at <= end else -1
