@@ -71,15 +71,14 @@ class Home:
         """Whether `init` or `join` once finished here. Raises HomeError when it cannot be seen."""
         try:
             return (self.root / "format").exists()
-        except PermissionError:
-            raise HomeError(f"{self.root}: no right to look into this home; run as its owner") from None
+        except OSError as error:
+            raise HomeError(f"{self.root}: cannot look into it: {error.strerror}; run as its owner") from None
 
     def check(self) -> None:
         """Raise HomeError, one clear line, unless this is a finished home that this user may use."""
-        if not self.root.is_dir():
-            raise HomeError(f"{self.root}: no such home; make one with 'patchswarm init' or 'patchswarm join'")
         if not self.is_initialised():
-            raise HomeError(f"{self.root}: not a home yet; run 'patchswarm init' or 'patchswarm join' on it")
+            state = "not a home yet" if self.root.exists() else "no such home"
+            raise HomeError(f"{self.root}: {state}; make one there with 'patchswarm init' or 'patchswarm join'")
         if not os.access(self.root, os.R_OK | os.W_OK | os.X_OK):
             raise HomeError(f"{self.root}: no right to write this home; run as its owner")
         text = _read(self.root / "format").decode(errors="replace").strip()

@@ -59,8 +59,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
 def encode_token(token: Token) -> str:
     """One line of letters, digits, '-' and '_': "patchswarm1_" and base64url of token and checksum."""
     body = pack(token)
-    text = base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
-    return f"{_TOKEN_PREFIX}{TOKEN_VERSION}_{text}"
+    return f"{_TOKEN_PREFIX}{TOKEN_VERSION}_{_text(body + _checksum(body))}"
 
 
 def decode_token(text: str) -> Token:
@@ -80,12 +79,17 @@ def decode_token(text: str) -> Token:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         data = b""
-    if len(data) <= _CHECKSUM_BYTES or _checksum(data[:-_CHECKSUM_BYTES]) != data[-_CHECKSUM_BYTES:]:
+    whole = len(data) > _CHECKSUM_BYTES and _checksum(data[:-_CHECKSUM_BYTES]) == data[-_CHECKSUM_BYTES:]
+    if not whole or _text(data) != body:
         raise TokenError("the token is damaged: a part is missing or changed; copy the whole line again")
     try:
         return unpack_as(data[:-_CHECKSUM_BYTES], Token, limit=MAX_JOIN_BYTES)
     except MessageError as error:
         raise TokenError(f"the token is malformed: {error}") from None
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def _checksum(body: bytes) -> bytes:
