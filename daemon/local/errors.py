@@ -6,23 +6,43 @@ and the exit code of the command that met it.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from ..errors import DaemonError
 from ..exits import Exit
+from .model import PROBLEM_PREFIX, Problem
 
 
 class LocalError(DaemonError):
     """A request that could not be met. `context` holds JSON values that say more, for programs."""
 
-    slug: ClassVar[str] = "internal-error"
-    title: ClassVar[str] = "The daemon met an error of its own"
-    status: ClassVar[int] = 500
+    slug: str = "internal-error"
+    title: str = "The daemon met an error of its own"
+    status: int = 500
 
     def __init__(self, detail: str, **context: Any) -> None:
         super().__init__(detail)
         self.detail = detail
         self.context = context
+
+    @property
+    def problem(self) -> Problem:
+        """The document that says this to the other end."""
+        return Problem(
+            type=PROBLEM_PREFIX + self.slug,
+            title=self.title,
+            status=self.status,
+            detail=self.detail,
+            context=self.context,
+        )
+
+    @staticmethod
+    def of(problem: Problem) -> LocalError:
+        """The error that `problem` came from; a LocalError with its slug and status when this version knows none."""
+        error = PROBLEMS.get(problem.slug, LocalError)(problem.detail)
+        error.slug, error.title, error.status = problem.slug, problem.title, problem.status
+        error.context = problem.context
+        return error
 
 
 class NotRunningError(LocalError):

@@ -25,7 +25,6 @@ from .errors import (
     UnknownVersionError,
     VersionNotRisingError,
 )
-from .model import PROBLEM_PREFIX, Problem
 
 CONTENT_TYPE: Final = "application/problem+json"
 
@@ -66,20 +65,9 @@ def as_local(error: Exception) -> LocalError | None:
     return None
 
 
-def problem_of(error: LocalError) -> Problem:
-    """The problem document for `error`."""
-    return Problem(
-        type=PROBLEM_PREFIX + error.slug,
-        title=error.title,
-        status=error.status,
-        detail=error.detail,
-        context=error.context,
-    )
-
-
 def problem_response(error: LocalError, headers: dict[str, str] | None = None) -> web.Response:
     """The response that says what went wrong."""
-    problem = problem_of(error)
+    problem = error.problem
     return web.Response(
         status=problem.status, body=msgspec.json.encode(problem) + b"\n", content_type=CONTENT_TYPE, headers=headers
     )

@@ -21,7 +21,7 @@ from .errors import (
     VersionNotRisingError,
 )
 from .model import PublishLine, PublishProgress, PublishRequest
-from .problems import as_local, problem_of
+from .problems import as_local
 from .service import LocalService
 from .streams import STREAM
 
@@ -125,7 +125,7 @@ async def _stream(request: web.Request, feed: _Feed, line: PublishLine | LocalEr
     while True:
         ending = isinstance(line, LocalError) or line.result is not None
         if isinstance(line, LocalError):
-            line = PublishLine(problem=problem_of(line))
+            line = PublishLine(problem=line.problem)
         await response.write(msgspec.json.encode(line) + b"\n")
         if ending:
             await response.write_eof()
