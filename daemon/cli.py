@@ -142,7 +142,7 @@ def init(*, home: Home, site: str, listen: str, advertise: tuple[str, ...], as_j
 
 
 @main.command()
-@click.argument("token", envvar=f"{ENVIRONMENT_PREFIX}_TOKEN")
+@click.argument("token", envvar=f"{ENVIRONMENT_PREFIX}_JOIN_TOKEN")
 @_home
 @click.option("--site", required=True, help="Where this node is, for example eu-west/provider-b.")
 @click.option(
@@ -282,7 +282,8 @@ def publish(
     from .local.model import PublishProgress
     from .units import format_size
 
-    with _client(home, socket) as client, console.progress(quiet=quiet or as_json) as show:
+    client = _client(home, socket)
+    with console.progress(quiet=quiet or as_json) as show:
 
         def relay(progress: PublishProgress) -> None:
             show(progress.stage, progress.done_bytes, progress.total_bytes)
@@ -309,8 +310,8 @@ def publish(
 @_socket
 def status(*, as_json: bool, home: Home, socket: Path | None) -> None:
     """Show the streams, how far behind they are, and the peers."""
-    with _client(home, socket) as client:
-        streams, peers = client.streams(), client.peers()
+    client = _client(home, socket)
+    streams, peers = client.streams(), client.peers()
     if as_json:
         console.print_json({"streams": streams, "peers": peers})
         return
@@ -328,8 +329,7 @@ def status(*, as_json: bool, home: Home, socket: Path | None) -> None:
 @_socket
 def peers(*, as_json: bool, home: Home, socket: Path | None) -> None:
     """Show the other nodes that this one knows."""
-    with _client(home, socket) as client:
-        known = client.peers()
+    known = _client(home, socket).peers()
     if as_json:
         console.print_json({"peers": known})
     else:
@@ -347,8 +347,7 @@ def versions(*, stream: str, as_json: bool, home: Home, socket: Path | None) -> 
 
     from .units import format_size
 
-    with _client(home, socket) as client:
-        known = client.versions(stream)
+    known = _client(home, socket).versions(stream)
     if as_json:
         console.print_json({"versions": known})
         return
@@ -369,7 +368,11 @@ def versions(*, stream: str, as_json: bool, home: Home, socket: Path | None) -> 
 @main.command()
 @_stream
 @click.option(
-    "--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="A directory that does not exist yet."
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="A directory that is empty or does not exist yet.",
 )
 @click.option(
     "--version", "number", type=click.IntRange(0, 2**63 - 1), help="Which version.  [default: the newest here]"
@@ -393,7 +396,8 @@ def pull(
     """Copy a version's files into a new directory."""
     from .units import format_size
 
-    with _client(home, socket) as client, console.progress(quiet=quiet or as_json) as show:
+    client = _client(home, socket)
+    with console.progress(quiet=quiet or as_json) as show:
         pulled = client.pull(
             stream, out, version=number, wait_s=wait_s, progress=lambda done, total: show("pull", done, total)
         )
