@@ -87,9 +87,8 @@ class Demo:
                 since = time.monotonic()
                 late.start()
                 wait_for(late, version - 1)
-                say(
-                    f"{late.name} is started again and caught up {behind} versions after {time.monotonic() - since:.1f} s"
-                )
+                took_s = time.monotonic() - since
+                say(f"{late.name} is started again and has caught up {behind} versions after {took_s:.1f} s")
             row = self._publish(version)
             self.rows.append(row)
             self._print(row)

@@ -14,6 +14,7 @@ from patchswarm.protocol import join
 from patchswarm.protocol.elements import Kind
 from patchswarm.protocol.framing import FrameDecoder, encode_frame
 from patchswarm.protocol.ids import digest
+from patchswarm.protocol.lane import HEADER_BYTES, LaneCodec, encode_preamble, preamble_lane
 from patchswarm.protocol.layout import File, Layout, Region, Role, decode_layout
 from patchswarm.protocol.manifest import (
     BlobRef,
@@ -105,6 +106,18 @@ def joining(value: join.JoinMessage) -> Example:
         lambda each: encode_frame(join.encode_join(each)),
         lambda data: join.decode_join(*FrameDecoder().feed(data)),
     )
+
+
+def lane_headers(chunks: list[tuple[bytes, int]]) -> bytes:
+    """What the dialler of a lane sends before each of these chunks."""
+    codec = LaneCodec(CHUNK_KEY, dialler=True)
+    return b"".join(codec.header(name, size) for name, size in chunks)
+
+
+def read_lane_headers(data: bytes) -> list[tuple[bytes, int]]:
+    """The chunks that the acceptor of a lane is told of."""
+    codec = LaneCodec(CHUNK_KEY, dialler=False)
+    return [codec.open_header(data[at : at + HEADER_BYTES]) for at in range(0, len(data), HEADER_BYTES)]
 
 
 def named(text: str) -> bytes:
@@ -212,6 +225,8 @@ EXAMPLES: dict[str, Example] = {
     "signed-transition": signed(TRANSITION, PUBLISHER),
     "signed-header": signed(HEADER, PUBLISHER),
     "signed-possession": signed(POSSESSION, NODE),
+    "lane-preamble": Example(ATTEMPT, lambda each: encode_preamble(each, CHUNK_KEY), preamble_lane),
+    "lane-headers": Example([(named("chunk 0"), 37), (named("chunk 1"), 1_048_592)], lane_headers, read_lane_headers),
     "token": Example(
         TOKEN, lambda each: join.encode_token(each).encode(), lambda data: join.decode_token(data.decode())
     ),
