@@ -1,0 +1,284 @@
+"""One pass over a new checkpoint: read, hash, compare, encode, check by decoding, seal, store.
+
+Every byte of the foreign files is read once. Each job takes some consecutive 4 MiB blocks; its chunks are applied
+to the head's own spare slot and the result is compared with what was read, so a chunk counts only when it has
+been seen to lead there. Where it does not, because a bit of the parent or of the spare has flipped, the block is
+sent whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ..protocol.codec.chunk import CodecOptions, Span, encode_spans
+from ..protocol.elements import Kind, width_bytes
+from ..protocol.errors import BaseMismatchError
+from ..protocol.ids import digest
+from ..protocol.layout import BLOCK_BYTES, Layout, match_regions
+from .building import Building
+from .checkpoint import Source
+from .chunks import ChunkStore
+from .errors import StorageError
+from .mapped import Bytes, MappedFiles, RegionTable
+from .verify import DIGEST_BYTES
+
+MAX_CONTENTS: Final = 4 * 1024 * 1024
+"""Most bytes of contents in one chunk."""
+
+_STRADDLE: Final = 8  # an element that begins in a block may end this far behind it
+
+
+class DiffStoppedError(StorageError):
+    """The pass was told to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The version to compare with: its files, and its digest table to check them against (empty: unchecked)."""
+
+    files: MappedFiles
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One sealed chunk, in the store."""
+
+    ordinal: int
+    name: bytes
+    size: int
+
+
+@dataclass(slots=True)
+class DiffResult:
+    """What a pass found. `seconds` are summed over threads, by stage."""
+
+    digests: bytearray
+    elements: int = 0
+    changed: int = 0
+    chunks: list[Made] = field(default_factory=list)
+    distrusted_blocks: int = 0
+    """Blocks of the parent that did not match their own digest, and were sent whole."""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    number: int
+    file: int
+    offset: int
+    size: int
+
+
+class Diff:
+    """Compares `source` with `parent` (None: a full transition) into sealed chunks and the slot in `building`.
+
+    `seal(ordinal, contents)` gives the sealed bytes. `made` is called from worker threads for each chunk once it is
+    stored and checked, `advanced` with the bytes of each finished job. Set `stop` to end the pass early.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        parent: Parent | None,
+        building: Building,
+        store: ChunkStore,
+        seal: Callable[[int, bytes], bytes],
+        made: Callable[[Made], None],
+        advanced: Callable[[int], None],
+        *,
+        codec: CodecOptions,
+        job_bytes: int,
+        threads: int,
+    ) -> None:
+        self.stop = threading.Event()
+        self._source = source
+        self._parent = parent
+        self._building = building
+        self._store = store
+        self._seal = seal
+        self._made = made
+        self._advanced = advanced
+        self._codec = codec
+        self._job_blocks = max(1, job_bytes // BLOCK_BYTES)
+        self._threads = threads
+        self._layout: Layout = source.layout
+        self._table = RegionTable(source.layout)
+        self._kinds = [region.kind for file in source.layout.files for region in file.regions]
+        self._match = match_regions(parent.files.layout, source.layout) if parent else None
+        self._first_block = _first_blocks(parent.files.layout) if parent else []
+        self._trusted: dict[int, bool] = {}
+        self._lock = threading.Lock()
+        self._ordinals = itertools.count()
+        self._result = DiffResult(bytearray(DIGEST_BYTES * sum(1 for _ in source.layout.blocks())))
+
+    def run(self) -> DiffResult:
+        """Do the whole pass. Raises SourceChangedError, NoSpaceError, DiffStoppedError and what the store raises."""
+        blocks = (_Block(number, *block) for number, block in enumerate(self._layout.blocks()))
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="diff") as pool:
+            running: set[Future[None]] = set()
+            try:
+                while job := list(itertools.islice(blocks, self._job_blocks)):
+                    running.add(pool.submit(self._job, job))
+                    if len(running) > self._threads:
+                        running = _reap(running)
+                while running:
+                    running = _reap(running)
+            except BaseException:
+                self.stop.set()
+                for future in running:
+                    future.cancel()
+                raise
+        self._source.check_unchanged()
+        self._result.chunks.sort(key=lambda made: made.ordinal)
+        return self._result
+
+    def _job(self, blocks: Sequence[_Block]) -> None:
+        if self.stop.is_set():
+            raise DiffStoppedError("the publish was stopped")
+        clock = _Clock()
+        read = [self._read(block) for block in blocks]
+        clock.lap("read")
+        for block, data in zip(blocks, read, strict=True):
+            at = block.number * DIGEST_BYTES
+            self._result.digests[at : at + DIGEST_BYTES] = digest(data[: block.size].data)
+        clock.lap("hash")
+        spans = [
+            span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data, whole=False)
+        ]
+        clock.lap("check parent")
+        self._encode(spans, clock)
+        wrong = [
+            span
+            for block, data in zip(blocks, read, strict=True)
+            if not np.array_equal(self._building.view(block.file, block.offset, block.size), data[: block.size])
+            for span in self._spans(block, data, whole=True)
+        ]
+        clock.lap("compare")
+        if wrong:
+            self._encode(wrong, clock)
+            for block, data in zip(blocks, read, strict=True):
+                if not np.array_equal(self._building.view(block.file, block.offset, block.size), data[: block.size]):
+                    raise StorageError(
+                        f"{self._layout.files[block.file].path}: a chunk does not decode to what was read"
+                    )
+        with self._lock:
+            for stage, seconds in clock.laps.items():
+                self._result.seconds[stage] = self._result.seconds.get(stage, 0.0) + seconds
+            self._result.elements += sum(_elements(span) for span in spans)
+        self._advanced(sum(block.size for block in blocks))
+
+    def _encode(self, spans: Sequence[Span], clock: _Clock) -> None:
+        for chunk in encode_spans(spans, self._codec, MAX_CONTENTS):
+            clock.lap("encode")
+            with self._lock:
+                ordinal = next(self._ordinals)
+            sealed = self._seal(ordinal, chunk.data)
+            name = digest(sealed)
+            clock.lap("seal")
+            self._store.put(name, sealed)
+            clock.lap("store")
+            try:
+                self._building.apply(chunk.data)
+            except BaseMismatchError as error:
+                raise StorageError(f"{self._building.directory} does not hold the parent's bytes: {error}") from error
+            clock.lap("apply")
+            made = Made(ordinal, name, len(sealed))
+            with self._lock:
+                self._result.changed += chunk.changed
+                self._result.chunks.append(made)
+            self._made(made)
+        clock.lap("encode")
+
+    def _read(self, block: _Block) -> Bytes:
+        """The block, and up to 8 bytes more, so that an element that straddles its end is whole."""
+        size = min(block.size + _STRADDLE, self._layout.files[block.file].size - block.offset)
+        return self._source.read(block.file, block.offset, size)
+
+    def _spans(self, block: _Block, data: Bytes, *, whole: bool) -> Iterator[Span]:
+        """The regions' elements that begin in `block`, beside the parent's bytes unless those are not to be trusted."""
+        for region in self._regions(block):
+            kind = self._kinds[region]
+            width = width_bytes(kind)
+            start, size = int(self._table.offset[region]), int(self._table.size[region])
+            first = -(-max(block.offset - start, 0) // width) * width
+            last = min(-(-(block.offset + block.size - start) // width) * width, size)
+            if first >= last:
+                continue
+            at = start + first - block.offset
+            new = data[at : at + last - first]
+            yield Span(region, kind, first, None if whole else self._old(region, first, last - first), new)
+
+    def _regions(self, block: _Block) -> range:
+        """Numbers of the regions that share bytes with the block."""
+        low, high = np.searchsorted(self._table.file, [block.file, block.file + 1])
+        starts = self._table.offset[low:high]
+        ends = starts + self._table.size[low:high]
+        first = int(np.searchsorted(ends, block.offset, side="right"))
+        last = int(np.searchsorted(starts, block.offset + block.size, side="left"))
+        return range(int(low) + first, int(low) + last)
+
+    def _old(self, region: int, offset: int, size: int) -> Bytes | None:
+        if self._parent is None or self._match is None or self._match[region] < 0:
+            return None
+        files = self._parent.files
+        file, at = files.table.place(self._match[region], offset, size)
+        if self._parent.digests:
+            for index in range(at // BLOCK_BYTES, (at + size - 1) // BLOCK_BYTES + 1):
+                if not self._trusts(self._parent, file, index):
+                    return None
+        return files.view(file, at, size)
+
+    def _trusts(self, parent: Parent, file: int, index: int) -> bool:
+        """Whether one block of the parent hashes to its own digest; looked at once per pass."""
+        number = self._first_block[file] + index
+        known = self._trusted.get(number)
+        if known is None:
+            offset = index * BLOCK_BYTES
+            size = min(BLOCK_BYTES, parent.files.layout.files[file].size - offset)
+            found = digest(parent.files.view(file, offset, size).data)
+            known = found == parent.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+            with self._lock:
+                self._trusted[number] = known
+                self._result.distrusted_blocks += not known
+        return known
+
+
+class _Clock:
+    """Splits a job's time among its stages."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.laps[stage] = self.laps.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+def _elements(span: Span) -> int:
+    packed = 2 if span.kind in (Kind.F4, Kind.I4) else 1
+    return len(span.new) // width_bytes(span.kind) * packed
+
+
+def _first_blocks(layout: Layout) -> list[int]:
+    """For each file, the number of its first block in the digest table."""
+    counts = [-(-file.size // BLOCK_BYTES) for file in layout.files]
+    return [0, *itertools.accumulate(counts)][: len(counts)]
+
+
+def _reap(running: set[Future[None]]) -> set[Future[None]]:
+    """Wait for at least one job; raises what it raised. Returns those that still run."""
+    done, pending = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        future.result()
+    return pending

@@ -1,0 +1,240 @@
+"""The slot directories of one stream on disk: what each holds, how they change names, how a crash is undone.
+
+Names under `<slot_dir>/<stream>/`: `v<N>` is a committed version, `.twin-<N>` a hidden copy of one, `.building`
+the one being written, `.trash-…` one being removed. What a directory holds is said by the state file in it; the
+name is only how readers find it. Every step below may be the last one before a crash:
+
+    take      rename to .building          state still READY or TWIN: opening renames it back
+              state BUILDING or UNDO       journal empty: nothing was touched
+    write     journal entry, then bytes    BUILDING: copied back from a slot with the same manifest, else dropped;
+                                           UNDO: old bytes written back
+    settle    layout file, state READY     the version counts as made: opening gives it its name
+              journal removed
+              rename to v<N> or .twin-<N>
+    drop      rename to .trash-…           opening removes it
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ..protocol.layout import Layout
+from .errors import HomeError, NoSpaceError, SlotStateError
+from .files import Files, exists, make_folders, remove_file, remove_tree
+from .journal import read_journal
+from .mapped import MappedFiles
+from .rebuild import restore, undo
+from .state import JOURNAL_NAME, Phase, SlotState, read_layout, read_state, write_layout, write_state
+
+_BUILDING: Final = ".building"
+_TWIN: Final = ".twin-"
+_TRASH: Final = ".trash-"
+_OURS: Final = re.compile(r"v[0-9]+|\.twin-[0-9]+|\.building")
+
+
+@dataclass(slots=True, eq=False)
+class Directory:
+    """One slot directory. `suspect`: written before the machine's last boot and not verified since."""
+
+    path: Path
+    state: SlotState
+    layout: Layout
+    suspect: bool
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(epoch, version): the order of versions."""
+        return self.state.epoch, self.state.version
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its bytes can be taken for those of its manifest."""
+        return bool(self.state.manifest) and not self.suspect and not self.state.withdrawn
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is a committed version, not a twin."""
+        return self.state.phase is Phase.READY
+
+
+class Directories:
+    """All slot directories of a stream but the one being built. Not thread-safe: its StreamSlots locks."""
+
+    def __init__(self, root: Path, stream: str, files: Files, threads: int) -> None:
+        self.root = root
+        self.boot = files.boot_id()
+        self.all: list[Directory] = []
+        self._stream = stream
+        self._files = files
+        self._threads = threads
+        self._trash: list[Path] = []
+
+    def open(self) -> None:
+        """Read what is there; finish, undo or drop what a crash left half-done.
+
+        Raises HomeError for a directory that is not ours, of another stream, or of a later format.
+        """
+        make_folders(self._files, self.root)
+        self.all = []
+        half_done: list[Directory] = []
+        for entry in self._files.entries(self.root):
+            path = self.root / entry.name
+            if entry.name.startswith(_TRASH):
+                self._trash.append(path)
+            elif entry.is_folder and _OURS.fullmatch(entry.name):
+                found = self._load(path)
+                if found is not None:
+                    in_use = entry.name != _BUILDING and found.state.phase in (Phase.READY, Phase.TWIN)
+                    (self.all if in_use else half_done).append(found)
+        for found in half_done:
+            self.give_back(found)
+        for found in self.all:
+            remove_file(self._files, found.path / JOURNAL_NAME)
+        self.empty_trash()
+
+    def _load(self, path: Path) -> Directory | None:
+        try:
+            state = read_state(self._files, path)
+            if state.stream != self._stream:
+                raise HomeError(f"{path} belongs to stream {state.stream!r}, not {self._stream!r}: move it back")
+            layout = read_layout(self._files, path, state.layout)
+        except FileNotFoundError:
+            if path.name.startswith("v"):
+                raise HomeError(f"{path} is not a slot of ours: move it away, or set another slot_dir") from None
+            self._to_trash(path)
+            return None
+        except SlotStateError:
+            self._to_trash(path)
+            return None
+        return Directory(path, state, layout, suspect=state.boot != self.boot)
+
+    # looking
+
+    def newest(self) -> Directory | None:
+        """The newest committed version."""
+        return max((each for each in self.all if each.is_ready), key=lambda each: each.order, default=None)
+
+    def holding(self, manifest: bytes) -> list[Directory]:
+        """Directories with the bytes of a manifest, committed ones first."""
+        found = [each for each in self.all if manifest and each.state.manifest == manifest and each.is_whole]
+        return sorted(found, key=lambda each: each.state.phase)
+
+    # changing
+
+    def create(self, layout: Layout) -> Directory:
+        """A new directory under the name of the one being built, empty, of nothing yet."""
+        path = self._building_path()
+        self._files.make_folder(path)
+        state = SlotState(Phase.BUILDING, self._stream, 0, 0, b"", "", layout.root(), self.boot, False, False)
+        try:
+            write_layout(self._files, path, layout)
+            write_state(self._files, path, state)
+        except (OSError, NoSpaceError):
+            self._to_trash(path)
+            raise
+        return Directory(path, state, layout, suspect=False)
+
+    def take(self, found: Directory, phase: Phase, *, forget: bool) -> None:
+        """Take a directory out of use to be written. With `forget`, what it holds is of no use any more."""
+        before = found.state
+        self._rename(found, self._building_path())
+        self.all.remove(found)
+        nothing = {"epoch": 0, "version": 0, "manifest": b""} if forget else {}
+        try:
+            remove_file(self._files, found.path / JOURNAL_NAME)
+            found.state = msgspec.structs.replace(before, phase=phase, **nothing)
+            write_state(self._files, found.path, found.state)
+        except (OSError, NoSpaceError):
+            found.state = before
+            self._name(found)
+            raise
+
+    def settle(self, found: Directory, state: SlotState, layout: Layout) -> None:
+        """What is being built now holds `state`: say so in its state file, then give it its name."""
+        root = layout.root() if layout is not found.layout else found.state.layout
+        if root != found.state.layout:
+            write_layout(self._files, found.path, layout)
+        state = msgspec.structs.replace(state, layout=root)
+        write_state(self._files, found.path, state)
+        found.state, found.layout, found.suspect = state, layout, state.boot != self.boot
+        remove_file(self._files, found.path / JOURNAL_NAME)
+        self._name(found)
+
+    def give_back(self, found: Directory) -> None:
+        """End a building without a version: back to what the directory held, or to the trash."""
+        try:
+            self._give_back(found)
+        except (SlotStateError, NoSpaceError, OSError):
+            self._to_trash(found.path)
+
+    def _give_back(self, found: Directory) -> None:
+        state = found.state
+        if state.phase is Phase.UNDO:
+            undo(self._files, found.path, read_journal(found.path / JOURNAL_NAME, self._files))
+            self.settle(found, msgspec.structs.replace(state, phase=Phase.READY), found.layout)
+        elif state.phase is not Phase.BUILDING:
+            self._name(found)  # a crash just before or after it was written: it is what it says
+        else:
+            good = [] if found.suspect else self.holding(state.manifest)
+            touched = read_journal(found.path / JOURNAL_NAME, self._files)
+            if touched and good:
+                mapped = MappedFiles(good[0].path, good[0].layout, self._files, writable=False)
+                restore(self._files, found.path, touched, mapped, self._threads)
+                write_layout(self._files, found.path, good[0].layout)
+                found.layout = good[0].layout
+            elif touched or not state.manifest or found.suspect:
+                self._to_trash(found.path)
+                return
+            phase = Phase.TWIN if any(each.is_ready for each in good) else Phase.READY
+            self.settle(found, msgspec.structs.replace(state, phase=phase, layout=found.layout.root()), found.layout)
+
+    def restate(self, found: Directory, state: SlotState) -> None:
+        """Replace a directory's state in place."""
+        write_state(self._files, found.path, state)
+        found.state, found.suspect = state, state.boot != self.boot
+
+    def drop(self, found: Directory) -> None:
+        """Take a directory away; its space is free after `empty_trash`."""
+        self._to_trash(found.path)
+        self.all.remove(found)
+
+    def empty_trash(self) -> None:
+        """Remove what was dropped. May take seconds for large models, so it is called without a lock."""
+        while self._trash:
+            try:
+                path = self._trash.pop()
+            except IndexError:  # another thread took it
+                return
+            remove_tree(self._files, path)
+
+    def _name(self, found: Directory) -> None:
+        """Give a directory the name that its state asks for; one of the same name makes way."""
+        path = self.root / f"{_TWIN if found.state.phase is Phase.TWIN else 'v'}{found.state.version}"
+        for other in [each for each in self.all if each.path == path and each is not found]:
+            self.drop(other)
+        if found.path != path:
+            self._rename(found, path)
+        if found not in self.all:
+            self.all.append(found)
+
+    def _rename(self, found: Directory, path: Path) -> None:
+        self._files.rename(found.path, path)
+        found.path = path
+
+    def _building_path(self) -> Path:
+        path = self.root / _BUILDING
+        if exists(self._files, path):
+            self._to_trash(path)
+        return path
+
+    def _to_trash(self, path: Path) -> None:
+        number = 0
+        while exists(self._files, trash := self.root / f"{_TRASH}{number}"):
+            number += 1
+        self._files.rename(path, trash)
+        self._trash.append(trash)

@@ -1,0 +1,66 @@
+"""What can go wrong on disk: one small hierarchy for the whole storage floor.
+
+Each message names the file, version or chunk, and says what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """Root of everything this floor raises on purpose."""
+
+
+class NotACheckpointError(StorageError):
+    """The directory, or a file in it, is not a checkpoint that can be published."""
+
+
+class SourceChangedError(StorageError):
+    """A foreign file changed while it was being read: the trainer is still writing it."""
+
+
+class BaseDiffersError(StorageError):
+    """A local base checkpoint does not hold the bytes it is said to hold."""
+
+
+class ChunkMissingError(StorageError):
+    """The chunk is not in the store."""
+
+
+class ChunkCorruptError(StorageError):
+    """Bytes that do not hash to the name of the chunk they claim to be."""
+
+
+class SlotsBusyError(StorageError):
+    """Every slot is leased, pinned or being written: wait for a release or an expiry."""
+
+
+class SlotStateError(StorageError):
+    """A slot's state file is torn, foreign or of a format this version does not read."""
+
+
+class SlotGoneError(StorageError):
+    """The version is not materialised here (any more)."""
+
+
+class NotNewerError(StorageError):
+    """A commit would take the stream backwards."""
+
+
+class UnknownLeaseError(StorageError):
+    """No such lease was ever given."""
+
+
+class LeaseGoneError(StorageError):
+    """The lease ran out or was voided; its slot is retired."""
+
+
+class NoSpaceError(StorageError):
+    """The file system has no room for what is about to be written."""
+
+
+class CatalogError(StorageError):
+    """The catalog cannot be opened, read or written."""
+
+
+class HomeError(StorageError):
+    """A home or slot directory is missing, foreign, of another format, or unusable."""

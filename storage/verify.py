@@ -1,0 +1,43 @@
+"""Holding files against the digest table: BLAKE3 of each 4 MiB block, in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Final
+
+from ..protocol.ids import digest
+from ..protocol.layout import Layout
+from .errors import StorageError
+from .rebuild import ByteSource
+
+DIGEST_BYTES: Final = 32
+
+
+def block_digests(source: ByteSource, threads: int) -> bytes:
+    """The digest table of what `source` holds: 32 bytes for each block, in the order of `Layout.blocks`."""
+    return b"".join(_digests(source, source.layout, threads))
+
+
+def bad_blocks(source: ByteSource, layout: Layout, digests: bytes, threads: int) -> list[int]:
+    """Numbers of the blocks of `layout` in which `source` differs from a digest table.
+
+    `source` has the same layout, or one with the same file numbers. Raises StorageError for a table of wrong length.
+    """
+    count = sum(1 for _ in layout.blocks())
+    if len(digests) != count * DIGEST_BYTES:
+        raise StorageError(f"digest table of {len(digests)} bytes does not fit a version of {count} blocks")
+    return [
+        number
+        for number, found in enumerate(_digests(source, layout, threads))
+        if found != digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+    ]
+
+
+def _digests(source: ByteSource, layout: Layout, threads: int) -> Iterator[bytes]:
+    blocks = layout.blocks()
+    with ThreadPoolExecutor(threads) as pool:
+        # A bounded lead: foreign sources read each block into memory of its own.
+        while batch := list(islice(blocks, 8 * threads)):
+            yield from pool.map(lambda block: digest(source.read(*block).data), batch)
