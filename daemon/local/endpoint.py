@@ -150,10 +150,12 @@ async def _body(request: web.Request, kind: type[B]) -> B:
     data = await request.read()
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
-    except msgspec.DecodeError as error:  # of which ValidationError is one
+    except msgspec.ValidationError as error:
         raise InvalidRequestError(f"body: {_said(error)}") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError(f"body: not JSON ({error})") from None
 
 
-def _said(error: msgspec.DecodeError) -> str:
+def _said(error: msgspec.ValidationError) -> str:
     """The message of `error` without msgspec's path notation."""
     return str(error).replace("- at `$.", "in `").replace("Object contains unknown", "unknown")

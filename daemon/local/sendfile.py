@@ -12,7 +12,7 @@ import os
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
@@ -46,7 +46,7 @@ class FileSender:
         self._pool.shutdown(wait=True)
 
     async def send(
-        self, request: web.Request, response: web.StreamResponse, span: Span, voided: asyncio.Event
+        self, request: web.Request, response: web.StreamResponse, span: Span, voided: threading.Event
     ) -> web.StreamResponse:
         """Send `response` with `span` as its body.
 
@@ -75,10 +75,9 @@ class FileSender:
             transport.set_write_buffer_limits()
         return response
 
-    async def _pump(self, transport: asyncio.WriteTransport, span: Span, voided: asyncio.Event) -> None:
+    async def _pump(self, transport: asyncio.WriteTransport, span: Span, voided: threading.Event) -> None:
         """Move the span's bytes. The socket is duplicated, so that it stays ours when the transport closes."""
         socket = os.dup(transport.get_extra_info("socket").fileno())
-        stop = threading.Event()
         offset, left = span.offset, span.size
         try:
             while left:
@@ -86,7 +85,7 @@ class FileSender:
                     raise ConnectionResetError("the connection is not ours to write to any more")
                 if voided.is_set():
                     raise ConnectionResetError("the version was withdrawn")
-                moved = await self._in_thread(stop, socket, span.descriptor, offset, min(left, _TURN_BYTES))
+                moved = await self._in_thread(_Move(socket, span.descriptor, offset, min(left, _TURN_BYTES), voided))
                 offset += moved
                 left -= moved
                 if left and not _takes_more(socket, 0):
@@ -94,17 +93,18 @@ class FileSender:
         finally:
             os.close(socket)
 
-    async def _in_thread(self, stop: threading.Event, socket: int, file: int, offset: int, count: int) -> int:
-        """`_move` in a thread. Even when cancelled this returns only once the thread let go of the descriptors."""
-        job = asyncio.wrap_future(self._pool.submit(_move, stop, socket, file, offset, count))
+    async def _in_thread(self, move: _Move) -> int:
+        """Run `move` in a thread. Even when cancelled this returns only once the thread let go of the descriptors."""
+        job = asyncio.wrap_future(self._pool.submit(move.run))
         cancelled: asyncio.CancelledError | None = None
         while not job.done():
             try:
                 await asyncio.shield(asyncio.wait([job]))
             except asyncio.CancelledError as error:
-                stop.set()
+                move.stop.set()
                 cancelled = error
         if cancelled is not None:
+            job.exception()  # nobody else will look at it
             raise cancelled
         return job.result()
 
@@ -119,20 +119,31 @@ class FileSender:
             loop.remove_writer(socket)
 
 
-def _move(stop: threading.Event, socket: int, file: int, offset: int, count: int) -> int:
-    """Move up to `count` bytes, fewer when the reader does not keep up. Raises ConnectionError."""
-    moved = 0
-    while moved < count and not stop.is_set():
-        try:
-            sent = os.sendfile(socket, file, offset + moved, min(count - moved, _CALL_BYTES))
-        except BlockingIOError:
-            if not _takes_more(socket, _PATIENCE_MS):
-                break
-            continue
-        if sent == 0:
-            raise ConnectionAbortedError("the file is shorter than its version's layout says")
-        moved += sent
-    return moved
+@dataclass(frozen=True)
+class _Move:
+    """One turn of a thread."""
+
+    socket: int
+    file: int
+    offset: int
+    count: int
+    voided: threading.Event
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> int:
+        """Move up to `count` bytes, fewer when the reader falls behind or an event is set. Raises ConnectionError."""
+        moved = 0
+        while moved < self.count and not self.stop.is_set() and not self.voided.is_set():
+            try:
+                sent = os.sendfile(self.socket, self.file, self.offset + moved, min(self.count - moved, _CALL_BYTES))
+            except BlockingIOError:
+                if not _takes_more(self.socket, _PATIENCE_MS):
+                    break
+                continue
+            if sent == 0:
+                raise ConnectionAbortedError("the file is shorter than its version's layout says")
+            moved += sent
+        return moved
 
 
 def _takes_more(socket: int, patience_ms: int) -> bool:

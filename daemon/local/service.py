@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class OpenVersion:
     path: Path
     layout: Layout
     info: VersionInfo
-    voided: asyncio.Event = field(default_factory=asyncio.Event)
+    voided: threading.Event = field(default_factory=threading.Event)
     """Set when the hold is lost because the version was withdrawn: a transfer is then cut, not finished."""
 
 
