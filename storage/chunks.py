@@ -150,6 +150,7 @@ class ChunkStore:
             folders.add(path.parent)
         for folder in sorted(folders):
             sync_folder(self._files, folder)
+            self._make_folder(folder, sync=True)
 
     def _path(self, name: bytes) -> Path:
         text = name.hex()

@@ -129,7 +129,7 @@ class StreamSlots:
     def slots(self) -> list[Slot]:
         """All slots, oldest first; twins and unservable ones included."""
         with self._lock:
-            return [_slot(each) for each in sorted(self._directories.all, key=lambda each: each.order)]
+            return [_slot(each) for each in sorted(self._directories.all, key=lambda each: (each.order, each.is_ready))]
 
     def find(self, manifest: bytes) -> Slot | None:
         """A slot that holds the bytes of a manifest, a committed one rather than a twin."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from golden.protocol_examples import EXAMPLES, FOLDER
+from golden import protocol_examples, storage_examples
 
 
 def to_text(data: bytes) -> str:
@@ -17,12 +17,13 @@ def to_text(data: bytes) -> str:
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    for name, example in EXAMPLES.items():
-        path = FOLDER / f"{name}.hex"
-        if not path.exists():
-            path.write_text(to_text(example.encode(example.value)))
-            print(f"froze {path}")
+    for floor in (protocol_examples, storage_examples):
+        floor.FOLDER.mkdir(exist_ok=True)
+        for name, example in floor.EXAMPLES.items():
+            path = floor.FOLDER / f"{name}.hex"
+            if not path.exists():
+                path.write_text(to_text(example.encode(example.value)))
+                print(f"froze {path}")
 
 
 if __name__ == "__main__":

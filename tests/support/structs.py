@@ -25,6 +25,8 @@ def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.EnumType(cls=cls):
             assert issubclass(cls, enum.Enum)
             return st.sampled_from(cls)
+        case inspect.BoolType():
+            return st.booleans()
         case inspect.IntType(ge=low, le=high):
             return st.integers(-(2**63) if low is None else low, 2**63 - 1 if high is None else high)
         case inspect.StrType(pattern=str() as pattern):

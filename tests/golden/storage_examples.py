@@ -1,0 +1,36 @@
+"""One example of every disk format of the storage floor; its frozen bytes lie in golden/storage/."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from patchswarm.protocol.ids import digest
+from patchswarm.storage.state import Phase, SlotState, decode_state, encode_state
+
+FOLDER = Path(__file__).parent / "storage"
+
+
+class Example(NamedTuple):
+    """A value, how it is written, and how it is read back."""
+
+    value: Any
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+_STATE = SlotState(
+    phase=Phase.READY,
+    stream="qwen3-8b",
+    epoch=1,
+    version=17,
+    manifest=digest(b"manifest"),
+    label="step 340",
+    layout=digest(b"layout"),
+    boot=bytes(range(16)),
+    proven=True,
+    withdrawn=False,
+)
+
+EXAMPLES = {
+    "slot-state": Example(_STATE, encode_state, lambda data: decode_state(data, Path("state"))),
+}
