@@ -16,7 +16,7 @@ from .chain import plan_route
 from .effects import Dropped, Effect, Hangup, HeadMoved, IndexHere, RouteReady, Send, Serve, StreamKnown
 from .errors import MessageError
 from .gossip import Gossip, Learned
-from .ids import digest, short
+from .ids import short
 from .link import Flight, Link
 from .manifest import IndexPage, Manifest, Opening, Route, StreamRecord, Transition
 from .messages import META_ORDINAL, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
@@ -142,6 +142,20 @@ class Fetch:
             if ordinal < META_ORDINAL or not series.missing_meta():
                 self._ready(series.stream)
         self.request(now_s)
+
+    def rescan(self, stream: str, now_s: float) -> None:
+        """Compare what is thought to be stored with the store, which may have lost something, and plan anew."""
+        for series in self.series.values():
+            if series.stream == stream:
+                series.keep_only(self._has)
+        self.following[stream].announced = None
+        self.plan(stream, now_s)
+
+    def deleted(self, attempt: bytes) -> None:
+        """Note that retention deleted the chunks of a series."""
+        series = self.series.get(attempt)
+        if series is not None:
+            series.keep_only(self._has)
 
     def forget(self, attempt: bytes) -> None:
         """Let go of a series whose chunks were deleted by retention."""
@@ -318,13 +332,9 @@ class Fetch:
     def plan(self, stream: str, now_s: float) -> None:
         """Plan the route of one stream anew, and request what it lacks."""
         following = self.following.get(stream)
-        head = self._gossip.head(stream)
-        if following is None or head is None:
+        target = self._gossip.head_digest(stream)
+        if following is None or target is None:
             return
-        target = digest(b"")
-        for name, manifest in self._gossip.manifests.items():
-            if manifest is head:
-                target = name
         following.route = plan_route(
             following.held, target, self._gossip.routes(stream), self._cost, frozenset(following.bad)
         )

@@ -83,15 +83,29 @@ class Gossip:
         """The header that announces the body with digest `name`."""
         return self._announced.get(name)
 
+    def head_digest(self, stream: str) -> bytes | None:
+        """Digest of the newest manifest of `stream` whose body is here."""
+        mine = (
+            (manifest.epoch, manifest.version, name)
+            for name, manifest in self.manifests.items()
+            if manifest.stream == stream
+        )
+        newest = max(mine, default=None)
+        return None if newest is None else newest[2]
+
     def head(self, stream: str) -> Manifest | None:
         """The newest manifest of `stream` whose body is here."""
-        mine = (manifest for manifest in self.manifests.values() if manifest.stream == stream)
-        return max(mine, key=lambda manifest: (manifest.epoch, manifest.version), default=None)
+        name = self.head_digest(stream)
+        return None if name is None else self.manifests[name]
 
     def head_header(self, stream: str) -> Header | None:
         """The newest manifest header of `stream`."""
         mine = (h for h in self._headers.get(stream, {}).values() if h.subject is Subject.MANIFEST)
         return max(mine, key=lambda header: (header.epoch, header.version), default=None)
+
+    def headers(self, stream: str) -> Iterator[Header]:
+        """Every header of `stream`."""
+        return iter(self._headers.get(stream, {}).values())
 
     def routes(self, stream: str) -> list[Transition]:
         """Every transition of `stream` whose body is here."""

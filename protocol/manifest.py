@@ -165,6 +165,11 @@ class TransitionPart(msgspec.Struct, frozen=True, array_like=True):
     digests: BlobRef
     index: BlobRef
 
+    @property
+    def blobs(self) -> tuple[BlobRef, BlobRef, BlobRef]:
+        """Its three lists."""
+        return self.layout, self.digests, self.index
+
 
 class Transition(msgspec.Struct, frozen=True, array_like=True):
     """How to get from one manifest (or from nothing) to another. Can be added at any later time."""

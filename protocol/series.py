@@ -6,7 +6,7 @@ A series begins with an opening (names arrive page by page while the head encode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -145,6 +145,15 @@ class Series:
         self._placed.meta |= meta
         self._placed.data |= data
         return [*(index + META_ORDINAL for index in iterate(meta)), *iterate(data)]
+
+    def keep_only(self, has: Callable[[bytes], bool]) -> None:
+        """Take every chunk that is not in the store any more for missing."""
+        for index in iterate(self.have.meta):
+            if not has(self.meta[index][0]):
+                self.have.remove(index + META_ORDINAL)
+        for ordinal in iterate(self.have.data):
+            if not has(self.chunks[ordinal][0]):
+                self.have.remove(ordinal)
 
     def entry(self, ordinal: int) -> tuple[bytes, int]:
         """(name, sealed size) of the chunk with this number."""

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -31,7 +32,7 @@ from ...protocol.effects import (
 from ...protocol.errors import FrameError, ProtocolError, SealError
 from ...protocol.ids import digest
 from ...protocol.lane import LaneCodec, check_preamble, encode_preamble, preamble_lane
-from ...protocol.manifest import Head, NodeRecord
+from ...protocol.manifest import Head, Manifest, NodeRecord, Subject, Transition
 from ...protocol.messages import Lane as LaneOffer
 from ...protocol.messages import Message, ObjectKind
 from ...protocol.seal import open_blob
@@ -57,7 +58,17 @@ FULL_DISK_WAIT_S: Final = 5.0
 _SERIAL: Final = "node serial"
 _SERIALS_PER_START: Final = 2**24
 
-LocalEffect = StreamKnown | HeadMoved | RouteReady | Dropped
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a stream is behind."""
+
+    versions: int
+    seconds: float
+    """Since the oldest version that is not committed here was announced."""
+
+
+LocalEffect = StreamKnown | HeadMoved | IndexHere | RouteReady | Dropped
 
 
 class Fleet:
@@ -101,6 +112,7 @@ class Fleet:
         self._incarnation = secrets.token_bytes(16)
         self._serial = self._next_serial()
         self._heads: dict[str, Head] = {}
+        self._heard: dict[str, dict[tuple[int, int], float]] = {}  # when each version not committed here was first seen
         self._client_tls: ssl.SSLContext = identity.client_tls()
 
     # -- life -----------------------------------------------------------------------------------------------
@@ -157,6 +169,87 @@ class Fleet:
         self.swarm.fetch.mark_bad(stream, attempt, self._now())
         self._carry_out()
 
+    def rescan(self, stream: str) -> None:
+        """The store lost something: look what is missing, and fetch it."""
+        self.swarm.fetch.rescan(stream, self._now())
+        self._carry_out()
+
+    def manifest(self, name: bytes) -> Manifest | None:
+        """The manifest with this digest, if it is known."""
+        return self.swarm.gossip.manifests.get(name)
+
+    def transition_to(self, stream: str, manifest: bytes) -> Transition | None:
+        """A transition that leads to a version and whose lists are here: the newest step if there is one."""
+        found = [each for each in self.listed(stream) if each.target == manifest]
+        return min(found, key=lambda each: each.kind, default=None)
+
+    def listed(self, stream: str) -> list[Transition]:
+        """Transitions of a stream whose lists (layout, digest table, index) are all in the store."""
+        series = self.swarm.fetch.series
+        return [
+            each
+            for each in self.swarm.gossip.routes(stream)
+            if each.attempt in series and not series[each.attempt].missing_meta()
+        ]
+
+    def lists_pending(self, stream: str) -> bool:
+        """Whether lists are being fetched that a local base could be compared with."""
+        return any(each.stream == stream and each.missing_meta() for each in self.swarm.fetch.wanted_lists())
+
+    def lag(self, stream: str, current: tuple[int, int] | None) -> Lag:
+        """How far (epoch, version) `current`, None for nothing, is behind the newest announced version."""
+        newer = {
+            (header.epoch, header.version)
+            for header in self.swarm.gossip.headers(stream)
+            if header.subject is Subject.MANIFEST and (current is None or (header.epoch, header.version) > current)
+        }
+        heard = self._heard.setdefault(stream, {})
+        for version in [version for version in heard if version not in newer]:
+            del heard[version]
+        now_s = self._now()
+        for version in newer:
+            heard.setdefault(version, now_s)
+        return Lag(len(newer), now_s - min(heard.values(), default=now_s))
+
+    def planned(self, stream: str) -> frozenset[bytes]:
+        """Attempts that the route to the head goes over."""
+        following = self.swarm.fetch.following.get(stream)
+        return frozenset(leg.attempt for leg in (following.route or ())) if following else frozenset()
+
+    def fetching(self, stream: str) -> tuple[int, int, int] | None:
+        """(version, bytes here, bytes in all) of the route that is being fetched, None when nothing is."""
+        legs = [
+            self.swarm.fetch.series[attempt] for attempt in self.planned(stream) if attempt in self.swarm.fetch.series
+        ]
+        total = sum(part.size for leg in legs if leg.transition for part in leg.transition.parts)
+        missing = sum(leg.missing_bytes() for leg in legs)
+        if not missing:
+            return None
+        return max(leg.version[1] for leg in legs), max(total - missing, 0), total
+
+    def has_chunks(self, transition: Transition) -> bool:
+        """Whether any chunk of a transition is here."""
+        series = self.swarm.fetch.series.get(transition.attempt)
+        return series is not None and bool(series.have.data)
+
+    def forget_chunks(self, transition: Transition) -> None:
+        """The chunks of a transition were deleted."""
+        self.swarm.fetch.deleted(transition.attempt)
+
+    def lanes(self, number: int) -> int:
+        """Open lanes of a link."""
+        peer = self.peers.get(number)
+        return len(peer.lanes) if peer else 0
+
+    def upload_rate(self, number: int) -> float:
+        """Bytes per second sent to a link of late."""
+        peer = self.peers.get(number)
+        return peer.upload.rate(self._now()) if peer else 0.0
+
+    def sites(self) -> int:
+        """Sites that nodes have named, at least one."""
+        return max(1, len({record.site for record in self.swarm.gossip.nodes.values()}))
+
     def _next_serial(self) -> int:
         """A serial above every one used in earlier lives, whatever the clock says."""
         last = int.from_bytes(self._catalog.get(_SERIAL) or b"", "big")
@@ -207,6 +300,7 @@ class Fleet:
                 self._persist.set()
             case IndexHere():
                 self._tasks.create_task(self._open_index(effect.attempt))
+                self._local(effect)
             case _:
                 self._local(effect)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import structlog
 
@@ -46,9 +46,8 @@ class Lane(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self._writable.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Final, Protocol
 
 import structlog
@@ -24,6 +25,7 @@ from ...protocol.messages import (
     Lane as LaneOffer,
 )
 from .lane import Lane
+from .meter import Meter
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -66,6 +68,7 @@ class Peer:
         self.address = address
         self.lanes: list[Lane] = []
         self.lane_opened = asyncio.Event()
+        self.upload = Meter()
         self._fleet = fleet
         self._reader = reader
         self._writer = writer
@@ -164,9 +167,9 @@ class Peer:
             if sealed is None:
                 self.send(Reject(request, Reason.MISSING))
                 continue
-            if not secure and await self._over_lane(name, sealed):
-                continue
-            await self._over_tls(request, sealed)
+            if secure or not await self._over_lane(name, sealed):
+                await self._over_tls(request, sealed)
+            self.upload.add(len(sealed), time.monotonic())
 
     async def _over_lane(self, name: bytes, sealed: bytes) -> bool:
         if not self.lanes and not self.lane_opened.is_set():

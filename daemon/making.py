@@ -1,0 +1,407 @@
+"""Making: one checkpoint directory becomes one signed version, seeded while it is still being encoded.
+
+The order of things: the opening is signed and announced; chunks are encoded, checked and listed in signed pages;
+the manifest and the transition record are made durable; the head's own slot is committed; then they are announced.
+A publish that dies before the manifest leaves no version, and its retry is another attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ..protocol.codec.chunk import CodecOptions
+from ..protocol.ids import digest, short
+from ..protocol.manifest import (
+    PAGE_ENTRIES,
+    BlobRef,
+    Header,
+    IndexPage,
+    Manifest,
+    ManifestPart,
+    Opening,
+    OpeningPart,
+    Route,
+    Subject,
+    Transition,
+    TransitionPart,
+)
+from ..protocol.messages import ObjectKind
+from ..protocol.seal import INDEX_ENTRY, ChunkSealer, seal_blob
+from ..protocol.signed import Signable, object_digest, sign
+from ..storage.building import Building
+from ..storage.catalog import Catalog
+from ..storage.checkpoint import Source
+from ..storage.chunks import ChunkStore
+from ..storage.diff import Diff, DiffResult, Made, Parent
+from ..storage.slots import Slot
+from .fleet.fleet import Fleet
+from .local.model import PublishProgress, PublishResult
+from .replica import Replica
+from .transition import read_digests
+
+_log: Final = structlog.get_logger(__name__)
+
+PAGE_DELAY_S: Final = 0.05
+MIN_CHUNK_BYTES: Final = 32 * 1024
+MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
+CHUNKS_PER_SITE: Final = 64
+MIN_JOB_BYTES: Final = 4 * 1024 * 1024
+MAX_JOB_BYTES: Final = 64 * 1024 * 1024
+FIRST_PATCH_SHARE: Final = 1 / 150
+"""Guess of a step's patch over the full size, before any step has been measured."""
+
+Signed = tuple[ObjectKind, bytes, bytes]
+"""Kind, digest and signed bytes of an object."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What making versions takes."""
+
+    fleet: Fleet
+    store: ChunkStore
+    catalog: Catalog
+    codec: CodecOptions
+    memory_limit: int
+    threads: int
+
+    def announce(self, objects: list[Signed]) -> None:
+        """Make signed objects durable, then give them to the fleet."""
+        self.catalog.put_objects(objects)
+        for kind, _, data in objects:
+            self.fleet.publish(kind, data)
+
+    def keep_blob(self, data: bytes) -> BlobRef:
+        """Seal a list under a fresh key and store its chunks, durably."""
+        ref, pieces = seal_blob(data, secrets.token_bytes(32))
+        for (name, _), piece in zip(ref.chunks, pieces, strict=True):
+            self.store.put(name, piece, sync=True)
+        return ref
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is to be made. `parent` is None when the version goes out whole."""
+
+    stream: str
+    epoch: int
+    version: int
+    label: str
+    attempt: bytes
+    key: bytes
+    source: Source
+    parent: Slot | None
+
+
+class Making:
+    """The making of one version. The caller holds the replica's `building_lock`."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        draft: Draft,
+        replica: Replica,
+        key: Ed25519PrivateKey,
+        progress: Callable[[PublishProgress], None],
+    ) -> None:
+        self._desk = desk
+        self._draft = draft
+        self._replica = replica
+        self._key = key
+        self._progress = progress
+        self._size = draft.source.layout.size
+        self._done_bytes = 0
+        self._layout: BlobRef | None = None
+        self._seconds: dict[str, float] = {}
+
+    async def run(self, *, register_only: bool) -> PublishResult:
+        """Make it. Cancelled before the manifest is signed it leaves nothing; afterwards it is finished first."""
+        began = time.perf_counter()
+        self._layout = await asyncio.to_thread(self._layout_ref)
+        if register_only:
+            building, found = await asyncio.to_thread(self._copy)
+        else:
+            building, found = await self._encode()
+        finishing = asyncio.ensure_future(self._finish(building, found, register_only=register_only))
+        try:
+            slot, transition = await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            await finishing
+            raise
+        self._seconds["total"] = time.perf_counter() - began
+        return self._result(slot, transition, found)
+
+    def _layout_ref(self) -> BlobRef:
+        """The layout as sealed chunks: those of the parent when it has not changed."""
+        encoded = self._draft.source.layout.encode()
+        known = self._into_parent()
+        if known is not None:
+            ref = known.parts[0].layout
+            if ref.root == digest(encoded) and all(self._desk.store.has(name) for name, _ in ref.chunks):
+                return ref
+        return self._desk.keep_blob(encoded)
+
+    def _into_parent(self) -> Transition | None:
+        parent = self._draft.parent
+        return None if parent is None else self._desk.fleet.transition_to(self._draft.stream, parent.manifest)
+
+    # -- encoding -------------------------------------------------------------------------------------------
+
+    def _copy(self) -> tuple[Building, DiffResult]:
+        """Take the bytes into a slot and send nothing: the hosts have them."""
+        draft = self._draft
+        building = self._replica.slots.begin(draft.source.layout, draft.source)
+        try:
+            found = DiffResult(bytearray(building.digests(self._desk.threads)))
+            draft.source.check_unchanged()
+        except BaseException:
+            building.abort()
+            raise
+        return building, found
+
+    async def _encode(self) -> tuple[Building, DiffResult]:
+        """Run the pass in threads while pages of what it made go out."""
+        draft = self._draft
+        building = await asyncio.to_thread(self._replica.slots.begin, draft.source.layout, draft.parent)
+        try:
+            opening = self._open()
+            pages = _Pages(opening, self._key, self._desk.fleet)
+            loop = asyncio.get_running_loop()
+            sealer = ChunkSealer(opening, 0)
+            with contextlib.ExitStack() as stack:
+                parent = None
+                if draft.parent is not None:
+                    files = stack.enter_context(self._replica.slots.hold(draft.parent))
+                    parent = Parent(files, await asyncio.to_thread(self._parent_digests))
+                diff = Diff(
+                    draft.source,
+                    parent,
+                    building,
+                    self._desk.store,
+                    sealer.seal,
+                    made=lambda made: _hand_over(loop, pages.add, made),
+                    advanced=lambda size: _hand_over(loop, self._advance, size),
+                    codec=self._desk.codec,
+                    job_bytes=self._job_bytes(),
+                    threads=self._desk.threads,
+                )
+                try:
+                    found = await _stoppable(diff)
+                finally:
+                    pages.close()
+            pages.flush()
+        except BaseException as error:
+            await asyncio.to_thread(building.abort)
+            _log.warning("publish given up", stream=draft.stream, version=draft.version, reason=str(error))
+            raise
+        if found.distrusted_blocks:
+            _log.error("blocks of the parent were damaged and sent whole", blocks=found.distrusted_blocks)
+        return building, found
+
+    def _open(self) -> Opening:
+        """Sign and announce the opening."""
+        draft = self._draft
+        assert self._layout is not None
+        opening = Opening(
+            draft.stream,
+            draft.epoch,
+            draft.version,
+            draft.parent.manifest if draft.parent else b"",
+            draft.attempt,
+            self._size,
+            (OpeningPart(self._desk.fleet.node, draft.key, 0, self._layout),),
+            (),
+        )
+        body = signed(ObjectKind.OPENING, opening, self._key)
+        self._desk.announce([self._header(Subject.OPENING, body), body])
+        return opening
+
+    def _parent_digests(self) -> bytes:
+        known = self._into_parent()
+        return b"" if known is None else read_digests(self._desk.store, known)
+
+    def _job_bytes(self) -> int:
+        """Input of one chunk, so that its sealed size comes near DESIGN.md's chunk size."""
+        if self._draft.parent is None:
+            return MIN_JOB_BYTES
+        known = self._into_parent()
+        share = FIRST_PATCH_SHARE
+        if known is not None and known.kind is Route.STEP and self._size:
+            share = max(sum(part.size for part in known.parts) / self._size, 1e-5)
+        target = min(
+            max(share * self._size / (CHUNKS_PER_SITE * self._desk.fleet.sites()), MIN_CHUNK_BYTES), MAX_CHUNK_BYTES
+        )
+        memory = self._desk.memory_limit // (4 * self._desk.threads)
+        return int(min(max(target / share, MIN_JOB_BYTES), MAX_JOB_BYTES, max(memory, MIN_JOB_BYTES)))
+
+    def _advance(self, size: int) -> None:
+        self._done_bytes += size
+        self._progress(PublishProgress(stage="encode", done_bytes=self._done_bytes, total_bytes=self._size))
+
+    # -- finishing ------------------------------------------------------------------------------------------
+
+    async def _finish(self, building: Building, found: DiffResult, *, register_only: bool) -> tuple[Slot, Transition]:
+        """Sign, make durable, commit, announce: from here on the version exists."""
+        began = time.perf_counter()
+        draft = self._draft
+        manifest, transition, objects = await asyncio.to_thread(self._sign, found, register_only=register_only)
+        try:
+            await asyncio.to_thread(self._desk.catalog.put_objects, objects)
+            slot = await asyncio.to_thread(
+                building.commit, draft.epoch, draft.version, manifest, draft.label, proven=True
+            )
+        except BaseException:
+            await asyncio.to_thread(building.abort)
+            raise
+        for kind, _, data in objects:
+            self._desk.fleet.publish(kind, data)
+        self._replica.committed(slot)
+        self._replica.make_twin_of((transition,))
+        self._seconds["commit"] = time.perf_counter() - began
+        _log.info("published", stream=draft.stream, version=draft.version, manifest=short(manifest))
+        return slot, transition
+
+    def _sign(self, found: DiffResult, *, register_only: bool) -> tuple[bytes, Transition, list[Signed]]:
+        draft, desk = self._draft, self._desk
+        assert self._layout is not None
+        desk.store.sync(made.name for made in found.chunks)
+        digests = desk.keep_blob(bytes(found.digests))
+        index = desk.keep_blob(b"".join(INDEX_ENTRY.pack(made.name, made.size) for made in found.chunks))
+        part = TransitionPart(
+            desk.fleet.node,
+            draft.key,
+            0,
+            len(found.chunks),
+            sum(made.size for made in found.chunks),
+            self._layout,
+            digests,
+            index,
+        )
+        manifest = signed(
+            ObjectKind.MANIFEST,
+            Manifest(
+                draft.stream,
+                draft.epoch,
+                draft.version,
+                desk.fleet.swarm.gossip.head_digest(draft.stream) or b"",
+                draft.attempt,
+                draft.label,
+                self._size,
+                (ManifestPart(self._layout.root, digests.root),),
+            ),
+            self._key,
+        )
+        target = manifest[1]
+        if register_only:
+            kind, source = Route.BASE, target
+        elif draft.parent is None:
+            kind, source = Route.FULL, b""
+        else:
+            kind, source = Route.STEP, draft.parent.manifest
+        transition = Transition(draft.stream, draft.epoch, draft.version, kind, source, target, draft.attempt, (part,))
+        record = signed(ObjectKind.TRANSITION, transition, self._key)
+        headers = [self._header(Subject.MANIFEST, manifest), self._header(Subject.TRANSITION, record)]
+        return target, transition, [*headers, manifest, record]
+
+    def _header(self, subject: Subject, body: Signed) -> Signed:
+        header = Header(subject, self._draft.stream, self._draft.epoch, self._draft.version, body[1])
+        return signed(ObjectKind.HEADER, header, self._key)
+
+    def _result(self, slot: Slot, transition: Transition, found: DiffResult) -> PublishResult:
+        patch = sum(part.size for part in transition.parts)
+        return PublishResult(
+            stream=slot.stream,
+            epoch=slot.epoch,
+            version=slot.version,
+            label=slot.label,
+            manifest=slot.manifest.hex(),
+            changed_fraction=found.changed / found.elements if found.elements else 0.0,
+            changed_elements=found.changed,
+            full_bytes=self._size,
+            patch_bytes=patch,
+            ratio=self._size / patch if patch else 0.0,
+            chunks=len(found.chunks),
+            seconds=found.seconds | self._seconds,
+        )
+
+
+class _Pages:
+    """Lists finished chunks in signed pages: a page goes out when it is full, or a moment after its first entry."""
+
+    def __init__(self, opening: Opening, key: Ed25519PrivateKey, fleet: Fleet) -> None:
+        self._opening = opening
+        self._key = key
+        self._fleet = fleet
+        self._waiting: dict[int, Made] = {}
+        self._next = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = True
+
+    def add(self, made: Made) -> None:
+        """A chunk is in the store."""
+        self._waiting[made.ordinal] = made
+        if not self._open:
+            return
+        if len(self._waiting) >= PAGE_ENTRIES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PAGE_DELAY_S, self.flush)
+
+    def close(self) -> None:
+        """No page goes out by itself any more."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def flush(self) -> None:
+        """Send every chunk that follows without a gap on what has been sent."""
+        self._timer = None
+        ready: list[Made] = []
+        while (made := self._waiting.pop(self._next, None)) is not None:
+            ready.append(made)
+            self._next += 1
+        for at in range(0, len(ready), PAGE_ENTRIES):
+            self._send(ready[at : at + PAGE_ENTRIES])
+
+    def _send(self, batch: list[Made]) -> None:
+        opening = self._opening
+        entries = b"".join(INDEX_ENTRY.pack(made.name, made.size) for made in batch)
+        page = IndexPage(opening.stream, opening.attempt, 0, batch[0].ordinal, entries)
+        self._fleet.add_page(sign(page, self._key))
+        for made in batch:
+            self._fleet.stored(made.name)
+
+
+def signed(kind: ObjectKind, value: Signable, key: Ed25519PrivateKey) -> Signed:
+    """A signed object with its kind and digest."""
+    data = sign(value, key)
+    return kind, object_digest(data, type(value)), data
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[T], None], value: T) -> None:
+    """Call `take(value)` on the event loop, from a thread; dropped once the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(take, value)
+
+
+async def _stoppable(diff: Diff) -> DiffResult:
+    """Run the pass in a thread; a cancellation stops it and waits for its end."""
+    running = asyncio.ensure_future(asyncio.to_thread(diff.run))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        diff.stop.set()
+        with contextlib.suppress(Exception):  # the cancellation is what counts now
+            await running
+        raise

@@ -1,0 +1,116 @@
+"""Publisher: who may publish what under which number, one version of a stream at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ..protocol.ids import check_stream_name
+from ..protocol.manifest import StreamRecord
+from ..protocol.messages import ObjectKind
+from ..storage.checkpoint import scan
+from ..storage.slots import Slot
+from .fleet.identity import Identity
+from .local.errors import NotPublisherError, PublishBusyError, VersionNotRisingError
+from .local.model import PublishProgress, PublishRequest, PublishResult
+from .making import Desk, Draft, Making, signed
+from .replica import Replica
+
+_FIRST_EPOCH: Final = 1
+_FIRST_VERSION: Final = 1
+
+
+class Publisher:
+    """Publishes on the head. `replica` gives the stream's replica, made when the stream is new."""
+
+    def __init__(self, identity: Identity, desk: Desk, replica: Callable[[str], Replica]) -> None:
+        self._identity = identity
+        self._desk = desk
+        self._replica = replica
+        self._busy: set[str] = set()
+
+    async def publish(
+        self, stream: str, request: PublishRequest, progress: Callable[[PublishProgress], None]
+    ) -> PublishResult:
+        """Publish one directory.
+
+        Raises NotPublisherError, VersionNotRisingError, PublishBusyError, MessageError for a name that no stream
+        may have, and StorageError for a directory that cannot be published or a disk that is full.
+        """
+        check_stream_name(stream)
+        key = self._publisher_key(stream)
+        if stream in self._busy:
+            raise PublishBusyError(f"a publish to stream {stream} is under way: wait for it to end")
+        self._busy.add(stream)
+        try:
+            version = self._next_version(stream, request.version)
+            source = await asyncio.to_thread(scan, Path(request.directory))
+            with source:
+                self._begin_stream(stream, key)
+                replica = self._replica(stream)
+                async with replica.building_lock:
+                    draft = Draft(
+                        stream,
+                        self._desk.fleet.swarm.gossip.streams[stream].epoch,
+                        version,
+                        request.label,
+                        secrets.token_bytes(16),
+                        secrets.token_bytes(32),
+                        source,
+                        self._parent(stream, replica),
+                    )
+                    return await Making(self._desk, draft, replica, key, progress).run(register_only=request.base)
+        finally:
+            self._busy.discard(stream)
+
+    def owns(self, stream: str) -> bool:
+        """Whether this node publishes the stream."""
+        key = self._identity.publisher_key
+        record = self._desk.fleet.swarm.gossip.streams.get(stream)
+        return key is not None and record is not None and record.publisher == key.public_key().public_bytes_raw()
+
+    def is_publishing(self, stream: str) -> bool:
+        """Whether a publish is under way."""
+        return stream in self._busy
+
+    def _publisher_key(self, stream: str) -> Ed25519PrivateKey:
+        key = self._identity.publisher_key
+        if key is None:
+            raise NotPublisherError("this node has no publisher key: publish on the head, where 'patchswarm init' ran")
+        record = self._desk.fleet.swarm.gossip.streams.get(stream)
+        if record is None and self._identity.ca_key is None:
+            raise NotPublisherError(f"stream {stream} is new, and only the node with the cluster's CA key can begin it")
+        if record is not None and record.publisher != key.public_key().public_bytes_raw():
+            raise NotPublisherError(f"stream {stream} belongs to another publisher key than this node's")
+        return key
+
+    def _next_version(self, stream: str, asked: int | None) -> int:
+        head = self._desk.fleet.swarm.gossip.head(stream)
+        newest = head.version if head else _FIRST_VERSION - 1
+        if asked is None:
+            return newest + 1
+        if head is not None and asked <= newest:
+            raise VersionNotRisingError(
+                f"version {asked} of {stream} does not rise: the newest is {newest}; name a higher one, or none to "
+                f"take {newest + 1}",
+                newest=newest,
+            )
+        return asked
+
+    def _begin_stream(self, stream: str, key: Ed25519PrivateKey) -> None:
+        """Have the CA bind a new stream's name to our key."""
+        if stream not in self._desk.fleet.swarm.gossip.streams:
+            assert self._identity.ca_key is not None
+            record = StreamRecord(stream, _FIRST_EPOCH, key.public_key().public_bytes_raw())
+            self._desk.announce([signed(ObjectKind.STREAM, record, self._identity.ca_key)])
+
+    def _parent(self, stream: str, replica: Replica) -> Slot | None:
+        """The slot that holds the newest version, or None: then the next one goes out whole."""
+        head = self._desk.fleet.swarm.gossip.head_digest(stream)
+        slot = None if head is None else replica.slots.find(head)
+        return None if slot is None or slot.withdrawn or slot.suspect else slot

@@ -1,0 +1,361 @@
+"""Replica: keeps one stream's slots at the version the fleet has, one route after the other.
+
+A route is handed over when all its chunks are in the store. It is applied to a spare slot, committed by rename,
+and then applied once more to the slot behind (a twin), so that the next step has one transition to apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+
+from ..protocol.errors import BaseMismatchError, ProtocolError
+from ..protocol.ids import short
+from ..protocol.manifest import Head, Manifest, Transition
+from ..storage.base import BaseSource, verify_base
+from ..storage.building import Building
+from ..storage.chunks import ChunkStore
+from ..storage.errors import ChunkCorruptError, ChunkMissingError, SlotsBusyError, StorageError
+from ..storage.rebuild import ByteSource
+from ..storage.slots import Slot, StreamSlots
+from .fleet.fleet import Fleet
+from .transition import chunk_readers, read_digests, read_layout
+
+_log: Final = structlog.get_logger(__name__)
+
+BUSY_RETRY_S: Final = 1.0
+FAILURE_RETRY_S: Final = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong last, and when (Unix seconds)."""
+
+    at: float
+    detail: str
+
+
+class Replica:
+    """One stream on this host. `run` is its task; the rest is called on the event loop."""
+
+    def __init__(
+        self,
+        stream: str,
+        slots: StreamSlots,
+        fleet: Fleet,
+        store: ChunkStore,
+        *,
+        base: Path | None,
+        verify_first: bool,
+        threads: int,
+    ) -> None:
+        self.stream = stream
+        self.slots = slots
+        self.building_lock = asyncio.Lock()
+        """Held by whoever builds in the slots: this replica, or the publisher on the head."""
+        self.failure: Failure | None = None
+        self.rebuilding: int | None = None
+        self._fleet = fleet
+        self._store = store
+        self._verify_first = verify_first
+        self._threads = threads
+        self._base_path = base
+        self._base: BaseSource | None = None
+        self._bases_tried: set[bytes] = set()
+        self._route: tuple[Transition, ...] | None = None
+        self._behind: tuple[Transition, ...] = ()
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._committed_at: dict[bytes, float] = {}
+        self._watchers: dict[bytes, set[threading.Event]] = {}
+
+    # -- looking --------------------------------------------------------------------------------------------
+
+    def current(self) -> Slot | None:
+        """The committed version that may be served."""
+        return self.slots.current()
+
+    def changes(self) -> asyncio.Event:
+        """An event that is set at the next commit, proof or withdrawal. Take it before looking, then wait."""
+        return self._changed
+
+    def committed_at(self, slot: Slot) -> float | None:
+        """When this daemon committed a version, Unix seconds."""
+        return self._committed_at.get(slot.manifest)
+
+    def watch(self, manifest: bytes) -> threading.Event:
+        """An event that is set when a version is withdrawn. Give it back with `unwatch`."""
+        event = threading.Event()
+        self._watchers.setdefault(manifest, set()).add(event)
+        return event
+
+    def unwatch(self, manifest: bytes, event: threading.Event) -> None:
+        """Give an event of `watch` back."""
+        watchers = self._watchers.get(manifest, set())
+        watchers.discard(event)
+        if not watchers:
+            self._watchers.pop(manifest, None)
+
+    def slot_freed(self) -> None:
+        """A reader let go: work that waited for a slot can go on."""
+        self._wake.set()
+
+    async def expire_leases(self) -> None:
+        """End leases that ran out, and go on with work that waited for their slots."""
+        await asyncio.to_thread(self.slots.expire, time.time())
+        if self._behind or self._route:
+            self._wake.set()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # -- what the fleet says --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Tell the fleet what is held, so that it plans the way to the head."""
+        self._hold()
+        current = self.current()
+        if current is not None:
+            self._fleet.set_head(_head(current))
+
+    def route_ready(self, route: tuple[Transition, ...]) -> None:
+        """A way to the head is complete in the store."""
+        self._route = route
+        self._wake.set()
+
+    def lists_here(self) -> None:
+        """The lists of some transition have come: a base may be compared now."""
+        if self._waits_for_base():
+            self._wake.set()
+
+    def _waits_for_base(self) -> bool:
+        return self._base_path is not None and self._base is None and not self.slots.slots()
+
+    def _hold(self) -> None:
+        held = {slot.manifest for slot in self.slots.slots() if not slot.withdrawn and not slot.suspect}
+        if self._base is not None:
+            held.add(self._base.manifest)
+        self._fleet.hold(self.stream, frozenset(held), lists_first=self._waits_for_base())
+
+    # -- the task -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work through routes until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._try(self._compare_base)
+            route, self._route = self._route, None
+            if route and not await self._try(partial(self._follow, route)) and self._route is None:
+                self._route = route
+            if self._behind and self._route is None:
+                await self._try(self._make_twin)
+
+    async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do a piece of work. Returns False when it is to be tried again, which is then arranged."""
+        try:
+            async with self.building_lock:
+                await work()
+        except SlotsBusyError as error:
+            self._fail(error, BUSY_RETRY_S)
+            return False
+        except (ChunkMissingError, ChunkCorruptError) as error:
+            # The store lost what it had: plan again, the chunks are fetched anew.
+            self._fail(error, FAILURE_RETRY_S)
+            self._fleet.rescan(self.stream)
+            return True
+        except (StorageError, ProtocolError, OSError) as error:
+            self._fail(error, FAILURE_RETRY_S)
+            return False
+        return True
+
+    def _fail(self, error: Exception, retry_s: float) -> None:
+        self.failure = Failure(time.time(), str(error))
+        _log.warning("rebuild put off", stream=self.stream, reason=str(error))
+        asyncio.get_running_loop().call_later(retry_s, self._wake.set)
+
+    async def _compare_base(self) -> None:
+        """Hold the local base against every version whose lists are here, until one is the same."""
+        base_path = self._base_path
+        if base_path is None or not self._waits_for_base():
+            return
+        for transition in self._fleet.listed(self.stream):
+            if transition.attempt in self._bases_tried:
+                continue
+            self._bases_tried.add(transition.attempt)
+            try:
+                self._base = await asyncio.to_thread(self._verify_base, base_path, transition)
+            except StorageError as error:
+                _log.info("base does not serve", stream=self.stream, version=transition.version, reason=str(error))
+                continue
+            _log.info("base serves", stream=self.stream, version=transition.version, base=str(base_path))
+            break
+        if self._base is None and self._fleet.lists_pending(self.stream):
+            return
+        if self._base is None:
+            self._base_path = None  # every version was compared: fetch from nothing
+        self._hold()
+
+    def _verify_base(self, path: Path, transition: Transition) -> BaseSource:
+        layout, digests = read_layout(self._store, transition), read_digests(self._store, transition)
+        return verify_base(path, layout, digests, transition.target, threads=self._threads)
+
+    async def _follow(self, route: Sequence[Transition]) -> None:
+        """Rebuild and commit the version that `route` leads to."""
+        manifest = self._fleet.manifest(route[-1].target)
+        current = self.current()
+        if manifest is None or (current is not None and current.order >= (manifest.epoch, manifest.version)):
+            return
+        self.rebuilding = manifest.version
+        try:
+            slot = await _finish(asyncio.to_thread(self._rebuild, route, manifest))
+        except BaseMismatchError:
+            await asyncio.to_thread(self._blame, route)
+            self._hold()
+            raise
+        finally:
+            self.rebuilding = None
+        self.failure = None
+        _log.info("committed", stream=self.stream, version=slot.version, manifest=short(slot.manifest))
+        self._behind = tuple(route)
+        self.committed(slot)
+
+    def committed(self, slot: Slot) -> None:
+        """Tell everyone that a version is committed here."""
+        self._committed_at = {
+            each.manifest: self._committed_at.get(each.manifest, time.time()) for each in self.slots.slots()
+        }
+        self._hold()
+        self._fleet.set_head(_head(slot))
+        self._notify()
+
+    def make_twin_of(self, route: Sequence[Transition]) -> None:
+        """Bring the slot behind to the committed version when there is time: it was committed by the publisher."""
+        self._behind = tuple(route)
+        self._wake.set()
+
+    def _rebuild(self, route: Sequence[Transition], manifest: Manifest) -> Slot:
+        building = self._apply(route, self._source(route[0].source))
+        try:
+            proven = self._prove(building, route[-1]) if self._verify_first else False
+            return building.commit(manifest.epoch, manifest.version, route[-1].target, manifest.label, proven=proven)
+        except BaseException:
+            building.abort()
+            raise
+
+    def _source(self, manifest: bytes) -> Slot | ByteSource | None:
+        if not manifest:
+            return None
+        slot = self.slots.find(manifest)
+        if slot is not None:
+            return slot
+        if self._base is not None and self._base.manifest == manifest:
+            return self._base
+        raise StorageError(f"version {short(manifest)}, from which the route starts, is not here any more")
+
+    def _apply(self, route: Sequence[Transition], source: Slot | ByteSource | None) -> Building:
+        building = self.slots.begin(read_layout(self._store, route[0]), source)
+        try:
+            with ThreadPoolExecutor(self._threads, thread_name_prefix="apply") as pool:
+                for leg in route:
+                    building.advance(read_layout(self._store, leg))
+                    # Results are consumed as they come, so that the first failure stops the leg.
+                    for _ in pool.map(lambda read: building.apply(read()), chunk_readers(self._store, leg)):
+                        pass
+        except BaseException:
+            building.abort()
+            raise
+        return building
+
+    def _prove(self, building: Building, leg: Transition) -> bool:
+        if building.digests(self._threads) != read_digests(self._store, leg):
+            raise StorageError(f"{self.stream} version {leg.version} was rebuilt to other bytes than the trainer's")
+        return True
+
+    def _blame(self, route: Sequence[Transition]) -> None:
+        """A record contradicted its base: find out whether the base is damaged, or the transition is bad."""
+        source = self._source(route[0].source)
+        if isinstance(source, Slot):
+            digests = self._digests_of(source.manifest)
+            if digests is not None and self.slots.verify_slot(source, digests):
+                self._withdraw(source)
+                return
+        self._fleet.mark_bad(self.stream, route[0].attempt)
+
+    def _digests_of(self, manifest: bytes) -> bytes | None:
+        transition = self._fleet.transition_to(self.stream, manifest)
+        return None if transition is None else read_digests(self._store, transition)
+
+    async def _make_twin(self) -> None:
+        """Bring the slot behind to the committed version, then prove the committed one in the background."""
+        route, self._behind = self._behind, ()
+        current = self.current()
+        if current is None or self.slots.count < 2 or current.manifest != route[-1].target:
+            return
+        try:
+            await _finish(asyncio.to_thread(self._twin, route, current))
+        except SlotsBusyError:
+            self._behind = route  # a leased slot is brought up to date when its reader lets go
+        if not current.proven:
+            await asyncio.to_thread(self._prove_current, current)
+            self._notify()
+
+    def _twin(self, route: Sequence[Transition], current: Slot) -> None:
+        behind = self.slots.find(route[0].source) if route[0].source else None
+        building = self.slots.begin(current.layout, current) if behind is None else self._apply(route, behind)
+        try:
+            building.commit_twin(current.epoch, current.version, current.manifest, current.label, proven=False)
+        except BaseException:
+            building.abort()
+            raise
+
+    def _prove_current(self, slot: Slot) -> None:
+        digests = self._digests_of(slot.manifest)
+        if digests is None:
+            return
+        bad = self.slots.verify_slot(slot, digests, self._threads)
+        if not bad:
+            self.slots.mark_proven(slot)
+            return
+        self._withdraw(slot)
+        raise StorageError(f"{self.stream} version {slot.version} has {len(bad)} wrong blocks: withdrawn")
+
+    def _withdraw(self, slot: Slot) -> None:
+        """Stop serving a damaged slot, and cut its readers off. Called in a thread."""
+        self.slots.withdraw(slot)
+        self._loop.call_soon_threadsafe(self._cut_off, slot.manifest)
+
+    def _cut_off(self, manifest: bytes) -> None:
+        for event in self._watchers.get(manifest, ()):
+            event.set()
+        self._hold()
+        self._notify()
+
+
+def _head(slot: Slot) -> Head:
+    return Head(slot.stream, slot.epoch, slot.version, slot.manifest)
+
+
+async def _finish(work: Awaitable[T]) -> T:
+    """Await work in a thread to its end even when cancelled, so that nothing is left half-built behind our back."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):  # the cancellation is what counts now
+            await task
+        raise

@@ -1,0 +1,265 @@
+"""Service: what the local API asks of a node, answered from its fleet, replicas and publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from ..protocol.link import Link
+from ..protocol.manifest import Manifest, NodeRecord
+from ..storage.errors import SlotGoneError
+from ..storage.slots import Lease, Slot
+from .fleet.fleet import Fleet
+from .local.errors import UnknownStreamError, UnknownVersionError
+from .local.model import (
+    HeadInfo,
+    LastError,
+    LeaseInfo,
+    PeerHead,
+    PeerStatus,
+    Progress,
+    PublishProgress,
+    PublishRequest,
+    PublishResult,
+    Readiness,
+    StreamState,
+    StreamStatus,
+    VersionInfo,
+)
+from .local.service import OpenVersion
+from .publisher import Publisher
+from .replica import Replica
+
+HTTP_LEASE_S: Final = 24 * 3600.0
+"""An open reader's own lease: it ends with the reader, which `read_timeout_s` bounds."""
+
+
+class NodeService:
+    """Implements `local.service.LocalService`."""
+
+    def __init__(self, fleet: Fleet, replicas: dict[str, Replica], publisher: Publisher) -> None:
+        self._fleet = fleet
+        self._replicas = replicas
+        self._publisher = publisher
+
+    # -- streams --------------------------------------------------------------------------------------------
+
+    def streams(self) -> list[StreamStatus]:
+        """Every stream this node follows, sorted by name."""
+        return [self.status(stream) for stream in sorted(self._replicas)]
+
+    def status(self, stream: str) -> StreamStatus:
+        """One stream."""
+        replica = self._replica(stream)
+        gossip = self._fleet.swarm.gossip
+        current = replica.current()
+        head = gossip.head_header(stream)
+        lag = self._fleet.lag(stream, (current.epoch, current.version) if current else None)
+        failure = replica.failure
+        return StreamStatus(
+            stream=stream,
+            state=self._state(replica, current),
+            publisher=self._publisher.owns(stream),
+            current=self._info(replica, current) if current else None,
+            head=HeadInfo(epoch=head.epoch, version=head.version, manifest=head.digest.hex()) if head else None,
+            lag=lag.versions,
+            lag_s=lag.seconds,
+            proven=current.proven if current else False,
+            progress=self._progress(stream),
+            last_error=LastError(at=failure.at, detail=failure.detail) if failure else None,
+        )
+
+    def _state(self, replica: Replica, current: Slot | None) -> StreamState:
+        head = self._fleet.swarm.gossip.head_header(replica.stream)
+        if self._publisher.is_publishing(replica.stream):
+            return StreamState.PUBLISHING
+        if replica.rebuilding is not None:
+            return StreamState.REBUILDING
+        if head is None:
+            return StreamState.WAITING if current is None else StreamState.CURRENT
+        if current is not None and current.manifest == head.digest:
+            return StreamState.CURRENT
+        if replica.failure is not None:
+            return StreamState.ERROR
+        return StreamState.FETCHING if self._fleet.planned(replica.stream) else StreamState.BEHIND
+
+    def _progress(self, stream: str) -> Progress | None:
+        fetching = self._fleet.fetching(stream)
+        if fetching is None:
+            return None
+        version, done, total = fetching
+        return Progress(version=version, stage="fetch", done_bytes=done, total_bytes=total)
+
+    async def versions(self, stream: str) -> list[VersionInfo]:
+        """Committed versions that this node knows, newest first."""
+        replica = self._replica(stream)
+        slots = {slot.manifest: slot for slot in replica.slots.slots() if not slot.twin}
+        known = [self._describe(replica, name, manifest, slots) for name, manifest in self._manifests(stream)]
+        return sorted(known, key=lambda info: (info.epoch, info.version), reverse=True)
+
+    def _manifests(self, stream: str) -> list[tuple[bytes, Manifest]]:
+        return [(name, each) for name, each in self._fleet.swarm.gossip.manifests.items() if each.stream == stream]
+
+    def _describe(self, replica: Replica, name: bytes, manifest: Manifest, slots: dict[bytes, Slot]) -> VersionInfo:
+        slot = slots.get(name)
+        if slot is not None:
+            return self._info(replica, slot)
+        return VersionInfo(
+            stream=replica.stream,
+            epoch=manifest.epoch,
+            version=manifest.version,
+            label=manifest.label,
+            manifest=name.hex(),
+            size_bytes=manifest.size,
+            proven=False,
+        )
+
+    @staticmethod
+    def _info(replica: Replica, slot: Slot) -> VersionInfo:
+        return VersionInfo(
+            stream=slot.stream,
+            epoch=slot.epoch,
+            version=slot.version,
+            label=slot.label,
+            manifest=slot.manifest.hex(),
+            size_bytes=slot.layout.size,
+            proven=slot.proven,
+            path=str(slot.path),
+            committed_at=replica.committed_at(slot),
+        )
+
+    async def wait(
+        self, stream: str, at_least: int, timeout_s: float, *, epoch: int | None = None
+    ) -> VersionInfo | None:
+        """The current version as soon as it is at least this one, or None after `timeout_s`."""
+        replica = self._replica(stream)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            changed = replica.changes()
+            current = replica.current()
+            if current is not None and _reached(current, at_least, epoch):
+                return self._info(replica, current)
+            try:
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                    await changed.wait()
+            except TimeoutError:
+                return None
+
+    # -- publishing and reading -----------------------------------------------------------------------------
+
+    async def publish(
+        self, stream: str, request: PublishRequest, progress: Callable[[PublishProgress], None]
+    ) -> PublishResult:
+        """Publish a checkpoint directory."""
+        return await self._publisher.publish(stream, request, progress)
+
+    async def lease(self, stream: str, version: int | None, ttl_s: float) -> LeaseInfo:
+        """Hold a version's slot."""
+        replica = self._replica(stream)
+        lease = await self._take_lease(replica, version, ttl_s, durable=True)
+        return self._lease_info(replica, lease)
+
+    async def renew(self, stream: str, lease: str, ttl_s: float) -> LeaseInfo:
+        """Hold it `ttl_s` from now."""
+        replica = self._replica(stream)
+        renewed = await asyncio.to_thread(replica.slots.renew, lease, ttl_s, time.time())
+        return self._lease_info(replica, renewed)
+
+    async def release(self, stream: str, lease: str) -> None:
+        """Let go."""
+        replica = self._replica(stream)
+        await asyncio.to_thread(replica.slots.release, lease)
+        replica.slot_freed()
+
+    @asynccontextmanager
+    async def open_version(self, stream: str, version: int | None) -> AsyncIterator[OpenVersion]:
+        """Hold a version open for one reader."""
+        replica = self._replica(stream)
+        lease = await self._take_lease(replica, version, HTTP_LEASE_S, durable=False)
+        slot = replica.slots.find(lease.manifest)
+        voided = replica.watch(lease.manifest)
+        try:
+            if slot is None:
+                raise UnknownVersionError(f"version {lease.version} of {stream} is not here any more")
+            yield OpenVersion(lease.path, slot.layout, self._info(replica, slot), voided)
+        finally:
+            replica.unwatch(lease.manifest, voided)
+            if not voided.is_set():
+                await self.release(stream, lease.id)
+
+    async def _take_lease(self, replica: Replica, version: int | None, ttl_s: float, *, durable: bool) -> Lease:
+        try:
+            return await asyncio.to_thread(replica.slots.lease, version, ttl_s, time.time(), durable=durable)
+        except SlotGoneError as error:
+            raise UnknownVersionError(str(error)) from None
+
+    @staticmethod
+    def _lease_info(replica: Replica, lease: Lease) -> LeaseInfo:
+        slot = replica.slots.find(lease.manifest)
+        return LeaseInfo(
+            lease=lease.id,
+            stream=lease.stream,
+            epoch=lease.epoch,
+            version=lease.version,
+            label=lease.label,
+            manifest=lease.manifest.hex(),
+            size_bytes=slot.layout.size if slot else 0,
+            path=str(lease.path),
+            proven=lease.proven,
+            expires_at=lease.expires_at,
+        )
+
+    # -- the node -------------------------------------------------------------------------------------------
+
+    def peers(self) -> list[PeerStatus]:
+        """The other nodes this one knows."""
+        swarm = self._fleet.swarm
+        links = {link.node: link for link in swarm.connected()}
+        others = [(node, record) for node, record in swarm.gossip.nodes.items() if node != swarm.node]
+        return sorted(
+            (self._peer(node, record, links.get(node)) for node, record in others),
+            key=lambda peer: (not peer.connected, peer.site, peer.node),
+        )
+
+    def _peer(self, node: bytes, record: NodeRecord, link: Link | None) -> PeerStatus:
+        return PeerStatus(
+            node=node.hex(),
+            site=record.site,
+            addresses=list(record.addresses),
+            connected=link is not None,
+            rtt_ms=link.srtt_s * 1e3 if link and link.srtt_s is not None else None,
+            up_bytes_per_s=self._fleet.upload_rate(link.number) if link else 0.0,
+            down_bytes_per_s=link.goodput if link else 0.0,
+            lanes=self._fleet.lanes(link.number) if link else 0,
+            strikes=link.strikes if link else 0,
+            heads=[PeerHead(stream=head.stream, epoch=head.epoch, version=head.version) for head in record.heads],
+        )
+
+    def ready(self) -> Readiness:
+        """Whether this node serves current weights."""
+        reasons = [
+            f"stream {stream}: {status.state}, {status.lag} versions behind"
+            if status.current
+            else f"stream {stream}: nothing committed yet"
+            for stream in sorted(self._replicas)
+            if (status := self.status(stream)).state is not StreamState.CURRENT
+            and not status.publisher
+            and (status.current is None or status.lag > 0)
+        ]
+        return Readiness(not reasons, reasons)
+
+    def _replica(self, stream: str) -> Replica:
+        replica = self._replicas.get(stream)
+        if replica is None:
+            known = ", ".join(sorted(self._replicas)) or "none yet"
+            raise UnknownStreamError(f"this node follows no stream {stream!r}; it follows: {known}")
+        return replica
+
+
+def _reached(current: Slot, at_least: int, epoch: int | None) -> bool:
+    if epoch is None:
+        return current.version >= at_least
+    return current.order >= (epoch, at_least)
