@@ -54,7 +54,7 @@ class FileSender:
         `read_timeout_s`, when the file ends early, or when `voided` is set on the way.
         """
         transport = request.transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             raise ConnectionResetError("the reader is gone")
         response.content_length = span.size
         transport.set_write_buffer_limits(high=0)  # so that drain() below means: the header has left
@@ -72,7 +72,8 @@ class FileSender:
                 raise ConnectionResetError(f"the reader took nothing for {self._read_timeout_s:g} s") from None
             raise
         finally:
-            transport.set_write_buffer_limits()
+            if not transport.is_closing():
+                transport.set_write_buffer_limits()
         return response
 
     async def _pump(self, transport: asyncio.WriteTransport, span: Span, voided: threading.Event) -> None:

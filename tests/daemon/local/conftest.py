@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import structlog
 import uvloop
 from support.local_service import MemoryService
 
@@ -48,6 +49,8 @@ class RunningApi:
     service: MemoryService
     api: LocalApi
     loop: asyncio.AbstractEventLoop
+    logged: list[Any]
+    """What the API logged. Whatever a test does not take out of it by its end fails the test."""
     connections: list[http.client.HTTPConnection] = field(default_factory=list)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -117,7 +120,7 @@ def api(tmp_path: Path, local_config: LocalConfig, loop_factory: Any) -> Any:
         try:
             async with serve_local(service, local_config) as running:
                 stopping.append(lambda: loop.call_soon_threadsafe(stopped.set))
-                ready.set_result(RunningApi(service, running, loop))
+                ready.set_result(RunningApi(service, running, loop, logged))
                 await stopped.wait()
         except BaseException as error:
             if ready.done():
@@ -131,13 +134,15 @@ def api(tmp_path: Path, local_config: LocalConfig, loop_factory: Any) -> Any:
 
     stopping: list[Any] = []
     thread = threading.Thread(target=main, name="local-api")
-    thread.start()
-    running = ready.result(30)
-    try:
-        yield running
-    finally:
-        for connection in running.connections:
-            connection.close()
-        stopping[0]()
-        thread.join(30)
-        assert stop.is_set(), "the API did not stop cleanly"
+    with structlog.testing.capture_logs() as logged:
+        thread.start()
+        running = ready.result(30)
+        try:
+            yield running
+        finally:
+            for connection in running.connections:
+                connection.close()
+            stopping[0]()
+            thread.join(30)
+    assert stop.is_set(), "the API did not stop cleanly"
+    assert logged == []
