@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from .order import LEVELS, Order
+from .bits import helper, kernel
+from .order import LEVELS
 
 SAMPLE_WINDOW: Final = 512  # elements looked at in a row
 TABLE_BITS: Final = 200  # what one more band costs in its table, roughly
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def sample_levels(
-    old: Any, new: Any, mask: Any, low: Any, level_shift: int, stride: int, phase: int, present: Any, changed: Any
+    old: Any, new: Any, mask: Any, low: Any, level_shift: Any, stride: Any, phase: Any, present: Any, changed: Any
 ) -> None:
     """Count elements per level in windows of 512, one every `stride` windows from window `phase` on.
 
@@ -39,16 +39,16 @@ def sample_levels(
                 changed[level] += 1
 
 
-@njit(nogil=True, cache=True)
-def _entropy(total: float, part: float) -> float:
+@helper
+def _entropy(total: Any, part: Any) -> Any:
     """Bits to say which `part` of `total` elements changed."""
     if part <= 0 or part >= total:
         return 0.0
     return -(part * np.log2(part / total) + (total - part) * np.log2(1.0 - part / total))
 
 
-@njit(nogil=True, cache=True)
-def best_cuts(present: Any, changed: Any, most: int, cuts: Any) -> int:
+@kernel
+def best_cuts(present: Any, changed: Any, most: Any, cuts: Any) -> Any:
     """Choose at most `most` bands; fills `cuts` (bands - 1,) with the levels they start at and returns their number.
 
     `present`, `changed` (256,) float64: elements and changed elements per level of the whole input.
@@ -89,20 +89,12 @@ def best_cuts(present: Any, changed: Any, most: int, cuts: Any) -> int:
 
 
 def plan_cuts(present: NDArray[np.int64], changed: NDArray[np.int64], elements: int, bands: int) -> NDArray[np.uint8]:
-    """Levels (bands - 1,) uint8, rising, at which bands 1.. start, for `elements` elements sampled as counted."""
+    """Levels (bands,) uint8, the first 0, rising, at which the bands start, for `elements` elements sampled as counted."""
     seen = int(present.sum())
     if bands <= 1 or seen == 0 or int(changed.sum()) < 16:
-        return np.empty(0, np.uint8)
+        return np.zeros(1, np.uint8)
     scale = elements / seen
     cuts = np.empty(bands, np.int64)
     found = best_cuts(present * scale, changed * scale, bands, cuts)
-    return cuts[:found].astype(np.uint8)
+    return np.concatenate([np.zeros(1, np.uint8), cuts[:found].astype(np.uint8)])
 
-
-def intervals(order: Order, cuts: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """First keys and sizes (bands,), of the kernel's dtype, of the bands that `cuts` make; the last one's size is unused."""
-    wrap = 1 << (8 * order.dtype.itemsize)
-    edges = [0, *((int(cut) << order.level_shift) for cut in cuts)]
-    lows = [(edge + int(order.key_low)) % wrap for edge in edges]
-    sizes = [after - before for before, after in zip(edges, edges[1:], strict=False)] + [0]
-    return np.array(lows, order.dtype), np.array(sizes, order.dtype)

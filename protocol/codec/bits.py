@@ -16,6 +16,10 @@ from numba.extending import intrinsic
 
 LANES = 64  # elements per word of flags
 
+# mypy has nothing to say about compiled code: kernels are Any, the functions around them are typed
+kernel: Any = njit(nogil=True, cache=True)
+helper: Any = njit(nogil=True, inline="always")
+
 _I64 = ir.IntType(64)
 
 
@@ -77,10 +81,10 @@ def popcount(typing_context: Any, word: Any) -> Any:
 
 @intrinsic
 def lowest_bit(typing_context: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a uint64 that is not zero, as int64."""
+    """Index of the lowest set bit of a uint64, as int64; 64 for zero."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
 
@@ -120,18 +124,92 @@ def store_word(typing_context: Any, data: Any, offset: Any, word: Any) -> Any:
     return types.void(data, types.int64, types.uint64), generate
 
 
-@njit(nogil=True, inline="always")
-def select64(word: np.uint64, rank: int) -> int:
-    """Position of the set bit of `word` that has exactly `rank` set bits below it; `word` has more than `rank` bits.
+def _prefetch_line(builder: Any, address: Any) -> None:
+    i32 = ir.IntType(32)
+    address = builder.bitcast(address, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [address, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
 
-    Halves the word six times (Vigna, Broadword implementation of rank/select queries, 2008, in its branch-free form).
+
+@intrinsic
+def prefetch(typing_context: Any, values: Any, index: Any) -> Any:
+    """Ask for the cache line of values[index]; an index outside the array is harmless."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        struct = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0])
+        _prefetch_line(builder, builder.gep(struct.data, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64), generate
+
+
+@intrinsic
+def prefetch64(typing_context: Any, values: Any, index: Any) -> Any:
+    """Ask for 64 elements from `index` on: a processor's own read-ahead stops at every page."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        struct = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0])
+        size = signature.args[0].dtype.bitwidth // 8
+        for line in range(0, LANES * size, 64):
+            offset = builder.add(args[1], ir.Constant(_I64, line // size))
+            _prefetch_line(builder, builder.gep(struct.data, [offset]))
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64), generate
+
+
+@intrinsic
+def level64(typing_context: Any, values: Any, index: Any, mask: Any, low: Any, shift: Any, out: Any, at: Any) -> Any:
+    """out[at + t] = (((values[index + t] & mask) - low) mod 2^w) >> shift, as uint8, for 64 elements.
+
+    `mask`, `low` and `shift` have the element type; both arrays are long enough.
     """
-    place = np.int64(0)
-    for step in (32, 16, 8, 4, 2, 1):
-        below = popcount(word & ((np.uint64(1) << np.uint64(step)) - np.uint64(1)))
-        up = np.int64(rank >= below)
-        rank -= below * up
-        shift = up * step
-        word >>= np.uint64(shift)
-        place += shift
-    return place
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _load_lanes(builder, context, signature.args[0], args[0], args[1])
+        value = builder.and_(value, _splat(builder, args[2]))
+        value = builder.sub(value, _splat(builder, args[3]))
+        value = builder.lshr(value, _splat(builder, args[4]))
+        lanes = ir.VectorType(ir.IntType(8), LANES)
+        if value.type != lanes:
+            value = builder.trunc(value, lanes)
+        struct = cgutils.create_struct_proxy(signature.args[5])(context, builder, args[5])
+        address = builder.gep(struct.data, [args[6]])
+        builder.store(value, builder.bitcast(address, lanes.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    element = values.dtype
+    return types.void(values, types.int64, element, element, element, out, types.int64), generate
+
+
+def _byte_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Position of the set bit with `rank` set bits below it in `byte`, at [rank * 256 + byte]."""
+    table = np.zeros(2048, np.uint8)
+    for byte in range(256):
+        places = [bit for bit in range(8) if byte >> bit & 1]
+        for rank, place in enumerate(places):
+            table[rank * 256 + byte] = place
+    return table
+
+
+_IN_BYTE = _byte_table()
+
+
+@helper
+def select64(word: Any, rank: Any) -> Any:
+    """Position (uint64) of the set bit of `word` that has exactly `rank` set bits below it, both uint64.
+
+    `word` has more than `rank` set bits. Prefix sums of the bytes' bit counts by multiplication, all eight compared with
+    the rank at once, then a table within the byte (Vigna, Broadword implementation of rank/select queries, 2008).
+    """
+    ones = np.uint64(0x0101010101010101)
+    tops = np.uint64(0x8080808080808080)
+    pairs = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    quads = (pairs & np.uint64(0x3333333333333333)) + ((pairs >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    sums = ((quads + (quads >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)) * ones
+    full = ((rank * ones) | tops) - sums  # a byte's top bit stays set where its prefix sum is at most the rank
+    shift = np.uint64(popcount(full & tops)) << np.uint64(3)
+    inside = rank - (((sums << np.uint64(8)) >> shift) & np.uint64(0xFF))
+    byte = (word >> shift) & np.uint64(0xFF)
+    return shift + np.uint64(_IN_BYTE[(inside << np.uint64(8)) | byte])

@@ -48,7 +48,7 @@ def chunk_events(data: bytes | bytearray | memoryview, resolve: Resolve) -> list
         if record.type == SPARSE:
             if record.table not in ready:
                 ready[record.table] = ready_table(tables[record.table])
-            found = locate(record, ready[record.table], pieces)
+            found = locate(record, ready[record.table], pieces, write=False)
             for piece, first, last in zip(pieces, found.marks, found.marks[1:], strict=False):
                 chosen = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
                 chosen = chosen[np.argsort(found.places[chosen], kind="stable")]

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ..elements import BITS
 from ..errors import BaseMismatchError, CodecError
-from .bands import intervals
 from .dense import decode_dense
-from .locate import locate_bands, locate_plain, write_values
+from .locate import locate_bands, locate_plain, put_values
 from .order import Order, order_of
 from .pieces import Resolve, SlotPiece, put_elements, slot_pieces
 from .record import SPARSE, STEPS, Reader, Record, Table, check_of
@@ -34,11 +33,10 @@ class AppliedChunk:
 
 @dataclass(frozen=True, slots=True)
 class BandTable:
-    """A table made ready for decoding: bands as intervals of keys and look-up tables (bands, 4096) uint32."""
+    """A table made ready for decoding: the levels at which bands start and look-up tables (bands, 4096) uint32."""
 
     order: Order
-    lows: NDArray[Any]
-    sizes: NDArray[Any]
+    cuts: NDArray[np.uint8]
     entries: NDArray[np.uint32]
 
 
@@ -57,21 +55,18 @@ class Found:
 
 
 def ready_table(table: Table) -> BandTable:
-    """Build the look-up tables of `table`. CodecError when its cuts leave the kind's range."""
-    order = order_of(table.kind)
-    if table.cuts.size and int(table.cuts[-1]) << order.level_shift >= 1 << 8 * order.dtype.itemsize:
-        raise CodecError(f"a table of {table.kind.name} cuts at level {int(table.cuts[-1])}")
-    lows, sizes = intervals(order, table.cuts)
+    """Build the look-up tables of `table`."""
     entries = np.empty((len(table.bands), 4096), np.uint32)
     for c, band in enumerate(table.bands):
         build_decoder(band.gaps, band.steps, entries[c])
-    return BandTable(order, lows, sizes, entries)
+    return BandTable(order_of(table.kind), table.cuts, entries)
 
 
-def locate(record: Record, table: BandTable, pieces: list[SlotPiece]) -> Found:
-    """Decode a sparse record against the old values in `pieces`, writing nothing.
+def locate(record: Record, table: BandTable, pieces: list[SlotPiece], *, write: bool) -> Found:
+    """Decode a sparse record against the old values in `pieces`, and write the new ones there if `write`.
 
-    CodecError for a malformed record, BaseMismatchError when the old values are not the ones it was made against.
+    CodecError for a malformed record, BaseMismatchError when the old values are not the ones it was made against; the
+    pieces are as before then.
     """
     order = table.order
     elements = record.size * 8 // BITS[record.kind]
@@ -80,10 +75,11 @@ def locate(record: Record, table: BandTable, pieces: list[SlotPiece]) -> Found:
         raise CodecError(f"a record of {elements} elements names {total} changes")
     counts = np.array(record.counts, np.int64)
     size = len(record.payload)
-    stream = np.zeros(size + 32, np.uint8)
+    stream = np.empty(size + 32, np.uint8)
     stream[:size] = np.frombuffer(record.payload, np.uint8)
+    stream[size:] = 0
     ranks = np.empty(total, np.uint32)
-    steps = np.empty(total, np.int64)
+    steps = np.empty(total, order.dtype)
     class_bits = order.step_bits.bit_length()
     if read_events(stream, size, counts, table.entries, class_bits, elements, ranks, steps) < 0:
         raise CodecError("a record's stream does not decode")
@@ -93,23 +89,44 @@ def locate(record: Record, table: BandTable, pieces: list[SlotPiece]) -> Found:
     seen = np.zeros(counts.size, np.int64)
     ends = np.cumsum(counts)
     cursor = ends - counts
-    marks = [cursor.copy()]
+    found = Found(places, olds, news, [cursor.copy()])
+    nowhere = np.empty(0, order.dtype)
     for piece in pieces:
+        target = piece.target if write else nowhere
         if counts.size == 1:
-            locate_plain(piece.values, order.flip, order.step_shift, seen, cursor, ranks, steps, places, olds, news)
+            locate_plain(
+                piece.values, target, order.flip, order.step_shift, seen, cursor, ranks, steps, places, olds, news
+            )
         else:
             locate_bands(
-                piece.values, order.key_mask, table.lows, table.sizes, order.flip, order.step_shift,
-                seen, cursor, ends, ranks, steps, places, olds, news,
+                piece.values, target, order.key_mask, order.key_low, order.level_shift, table.cuts,
+                order.flip, order.step_shift, seen, cursor, ends, ranks, steps, places, olds, news,
             )  # fmt: skip
-        marks.append(cursor.copy())
-    if not np.array_equal(cursor, ends):
-        raise BaseMismatchError("a record names elements that the base does not have")
-    if check_of(olds) != record.check_old:
-        raise BaseMismatchError("the old values a record was made against are not the base's")
-    if check_of(news) != record.check_new:
-        raise CodecError("a record's new values do not match its check")
-    return Found(places, olds, news, marks)
+        found.marks.append(cursor.copy())
+    problem = _verify(record, found, complete=np.array_equal(cursor, ends))
+    if problem is None:
+        return found
+    if write:
+        _undo(found, pieces)
+    raise problem
+
+
+def _verify(record: Record, found: Found, *, complete: bool) -> CodecError | None:
+    """What is wrong with the events that were found, if anything."""
+    if not complete:
+        return BaseMismatchError("a record names elements that the base does not have")
+    if check_of(found.olds) != record.check_old:
+        return BaseMismatchError("the old values a record was made against are not the base's")
+    if check_of(found.news) != record.check_new:
+        return CodecError("a record's new values do not match its check")
+    return None
+
+
+def _undo(found: Found, pieces: list[SlotPiece]) -> None:
+    """Give every place that was written its old value back, last written first: hostile segments may overlap."""
+    for i in range(len(pieces) - 1, -1, -1):
+        for first, last in zip(found.marks[i].tolist(), found.marks[i + 1].tolist(), strict=True):
+            put_values(pieces[i].target, found.places, found.olds, first, last)
 
 
 def dense_values(record: Record, pieces: list[SlotPiece]) -> NDArray[Any]:
@@ -142,8 +159,10 @@ def apply_chunk(data: bytes | bytearray | memoryview, resolve: Resolve) -> Appli
         if record.type == SPARSE:
             if record.table not in ready:
                 ready[record.table] = ready_table(tables[record.table])
-            found = locate(record, ready[record.table], pieces)
-            _write_found(found, pieces, order)
+            found = locate(record, ready[record.table], pieces, write=True)
+            for piece, first, last in zip(pieces, found.marks, found.marks[1:], strict=False):
+                if piece.gathered and np.any(last > first):
+                    put_elements(piece, piece.target, order)
             done.changed += found.places.size
         else:
             values = dense_values(record, pieces)
@@ -157,22 +176,6 @@ def apply_chunk(data: bytes | bytearray | memoryview, resolve: Resolve) -> Appli
         done.raw_bytes += record.size
         done.records += 1
     return done
-
-
-def _write_found(found: Found, pieces: list[SlotPiece], order: Order) -> None:
-    for piece, first, last in zip(pieces, found.marks, found.marks[1:], strict=False):
-        if not np.any(last > first):
-            continue
-        direct = len(piece.views) == 1 and not order.step_shift
-        values = piece.views[0].view(order.dtype) if direct else piece.values.copy()
-        copied = not values.flags.aligned
-        if copied:
-            values = values.copy()
-        for c in range(first.size):
-            if last[c] > first[c]:
-                write_values(values, found.places, found.news, first[c], last[c])
-        if not direct or copied:
-            put_elements(piece, values, order)
 
 
 def covered_ranges(data: bytes | bytearray | memoryview) -> list[tuple[int, int, int]]:

@@ -13,11 +13,11 @@ from typing import Any, Final
 import lz4.block
 import numpy as np
 import zstandard
-from numba import njit
 from numpy.typing import NDArray
 
 from ..elements import FLOAT_FIELDS, Kind, width_bytes
 from ..errors import CodecError
+from .bits import kernel
 from .order import Order, order_of, pack_nibbles, unpack_nibbles
 from .pieces import SpanPiece, frozen
 from .record import LZ4, RAW, STEPS, STORED, VALUES, ZSTD, Reader, Record, Segment, check_of, varint, write_segments
@@ -28,8 +28,8 @@ _PROBE: Final = 16384  # bytes of a plane tried before the whole plane is
 _WORTH: Final = 0.97
 
 
-@njit(nogil=True, cache=True)
-def zigzag_steps(old: Any, new: Any, flip: Any, step_shift: int, out: Any) -> None:
+@kernel
+def zigzag_steps(old: Any, new: Any, flip: Any, step_shift: Any, out: Any) -> None:
     """out[i] = zigzag(step from old[i] to new[i]), all (n,) of one unsigned dtype."""
     size = old.itemsize
     sign = np.int64(8 * size - 1)
@@ -39,8 +39,8 @@ def zigzag_steps(old: Any, new: Any, flip: Any, step_shift: int, out: Any) -> No
         out[i] = ((step << np.int64(1)) ^ (step >> sign)) & ~(unit - 1)
 
 
-@njit(nogil=True, cache=True)
-def unzigzag_steps(old: Any, zigzag: Any, flip: Any, step_shift: int, out: Any) -> None:
+@kernel
+def unzigzag_steps(old: Any, zigzag: Any, flip: Any, step_shift: Any, out: Any) -> None:
     """Inverse of `zigzag_steps`: out[i] is the value zigzag[i] away from old[i]."""
     size = old.itemsize
     sign = np.int64(1) << np.int64(8 * size - 1)

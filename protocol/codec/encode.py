@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..elements import BITS, Kind, width_bytes
-from .bands import SAMPLE_WINDOW, intervals, plan_cuts, sample_levels
+from .bands import SAMPLE_WINDOW, plan_cuts, sample_levels
 from .dense import choose_dense, encode_dense
 from .order import LEVELS, Order, order_of
 from .pieces import SMALL, SpanPiece, elements_of
@@ -45,7 +45,7 @@ class _Events:
     segments: tuple[Segment, ...]
     counts: NDArray[np.int64]
     gaps: NDArray[np.uint32]
-    steps: NDArray[np.int64]
+    steps: NDArray[Any]
     check_old: int
     check_new: int
 
@@ -147,7 +147,7 @@ class _Group:
         self.options = options
         self.width = width_bytes(kind)
         self.room = max_size - 1024  # for one record; its chunk also has a header and tables
-        self.lows = self.sizes = np.empty(0, self.order.dtype)
+        self.cuts = np.zeros(1, np.uint8)
         self.codes = np.empty((0, ESCAPE + 1), np.uint32)
 
     def encode_full(self, spans: Sequence[Span]) -> list[_Coded]:
@@ -157,9 +157,8 @@ class _Group:
     def encode_changes(self, spans: Sequence[Span], table_index: int) -> tuple[bytes | None, list[_Coded]]:
         """The table, if any record needs it, and the records of the spans that changed."""
         drafts = self._drafts(spans, RECORD_BYTES)
-        cuts = self._plan(drafts)
-        self.lows, self.sizes = intervals(self.order, cuts)
-        bands = len(cuts) + 1
+        self.cuts = cuts = self._plan(drafts)
+        bands = cuts.size
         gap_counts = np.zeros((bands, GAP_BUCKETS), np.int64)
         step_counts = np.zeros((bands, STEP_CLASSES), np.int64)
         found: list[_Events | _Coded] = []
@@ -248,7 +247,7 @@ class _Group:
         if draft.density > _ALWAYS_SPARSE and choose_dense(draft.pieces, self.kind, self.options):
             return True
         order = self.order
-        bands = len(self.lows)
+        bands = self.cuts.size
         elements = sum(piece.new.size for piece in draft.pieces)
         room = int(elements * _NEVER_SPARSE) + 256
         band = np.zeros(room, np.uint8)
@@ -264,7 +263,8 @@ class _Group:
                 found = scan_plain(piece.old, piece.new, seen, gap, old, new, found)
             else:
                 found = scan_bands(
-                    piece.old, piece.new, order.key_mask, self.lows, self.sizes, seen, band, gap, old, new, found
+                    piece.old, piece.new, order.key_mask, order.key_low, order.level_shift, self.cuts,
+                    seen, band, gap, old, new, found,
                 )
             if found < 0:
                 return True
@@ -276,7 +276,7 @@ class _Group:
             return False
         counts = np.empty(bands, np.int64)
         gaps = np.empty(found, np.uint32)
-        steps = np.empty(found, np.int64)
+        steps = np.empty(found, order.dtype)
         olds = np.empty(found, order.dtype)
         news = np.empty(found, order.dtype)
         arrange(
@@ -322,7 +322,7 @@ class _Group:
     def _rescan(self, drafts: Sequence[_Draft], table_index: int) -> list[_Coded]:
         """Scan and write with the tables already made; any event has a code in any table."""
         coded: list[_Coded] = []
-        bands = len(self.lows)
+        bands = self.cuts.size
         gap_counts = np.zeros((bands, GAP_BUCKETS), np.int64)
         step_counts = np.zeros((bands, STEP_CLASSES), np.int64)
         for draft in drafts:

@@ -28,7 +28,7 @@ class Order:
     flip: Any  # bits flipped when the sign bit is set
     key_mask: Any  # bits of a value that decide its band: the magnitude of a float, all of an integer
     key_low: Any  # key of level 0
-    level_shift: int  # level = ((value & key_mask) - key_low) >> level_shift, below 256
+    level_shift: Any  # level = ((value & key_mask) - key_low) >> level_shift, below 256
     step_shift: int  # steps are multiples of 1 << step_shift: 4 for nibbles, else 0
     step_bits: int  # significant bits of a step: the element's width
 
@@ -59,7 +59,7 @@ def order_of(kind: Kind) -> Order:
         scalar(flip),
         scalar(mask),
         scalar(low),
-        level_shift,
+        scalar(level_shift),
         4 if packed else 0,
         bits,
     )

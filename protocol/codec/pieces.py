@@ -52,36 +52,53 @@ class SpanPiece:
 
 @dataclass(frozen=True, slots=True)
 class SlotPiece:
-    """Elements of a slot (n,), the segments they are, and the segments' own writable bytes."""
+    """Elements of a slot.
+
+    `values` (n,) read-only and `target` (n,) writable are the same memory: the slot's own, or a copy of it when `gathered`.
+    `views` are the segments' own bytes.
+    """
 
     segments: tuple[Segment, ...]
     views: tuple[NDArray[np.uint8], ...]
     values: NDArray[Any]
+    target: NDArray[Any]
+    gathered: bool
 
 
 def slot_pieces(segments: Sequence[Segment], resolve: Resolve, order: Order) -> list[SlotPiece]:
     """Resolve the segments of one record. CodecError when one is not what `resolve` says it holds."""
-    pieces = []
-    small: list[tuple[Segment, NDArray[np.uint8]]] = []
+    pieces: list[SlotPiece] = []
+    small: list[Segment] = []
+    views: list[NDArray[np.uint8]] = []
 
     def flush() -> None:
         if small:
-            views = tuple(view for _, view in small)
-            whole = views[0] if len(views) == 1 else np.concatenate(views)
-            pieces.append(SlotPiece(tuple(segment for segment, _ in small), views, elements_of(whole, order)))
+            pieces.append(_slot_piece(tuple(small), tuple(views), order))
             small.clear()
+            views.clear()
 
     for segment in segments:
         view = resolve(segment.region, segment.offset, segment.size)
         if view.size != segment.size:
             raise CodecError(f"region {segment.region} does not hold {segment.size} bytes at {segment.offset}")
         if segment.size < SMALL:
-            small.append((segment, view))
+            small.append(segment)
+            views.append(view)
         else:
             flush()
-            pieces.append(SlotPiece((segment,), (view,), elements_of(view, order)))
+            pieces.append(_slot_piece((segment,), (view,), order))
     flush()
     return pieces
+
+
+def _slot_piece(segments: tuple[Segment, ...], views: tuple[NDArray[np.uint8], ...], order: Order) -> SlotPiece:
+    data = views[0] if len(views) == 1 else np.concatenate(views)
+    target: NDArray[Any] = unpack_nibbles(data) if order.step_shift else data.view(order.dtype)
+    gathered = len(views) > 1 or order.step_shift > 0
+    if not target.flags.aligned:
+        target = target.copy()
+        gathered = True
+    return SlotPiece(segments, views, frozen(target), target, gathered)
 
 
 def put_elements(piece: SlotPiece, values: NDArray[Any], order: Order) -> None:

@@ -61,7 +61,7 @@ class Table:
     """Cuts and weights of the bands of one element kind."""
 
     kind: Kind
-    cuts: NDArray[np.uint8]  # (bands - 1,), strictly rising
+    cuts: NDArray[np.uint8]  # (bands,): levels at which they start, the first 0, strictly rising
     bands: tuple[BandWeights, ...]
 
 
@@ -120,7 +120,7 @@ def write_segments(segments: Sequence[Segment], width: int) -> bytes:
 def write_table(table: Table) -> bytes:
     """A table as bytes."""
     out = bytearray((table.kind, len(table.bands)))
-    out += table.cuts.tobytes()
+    out += table.cuts[1:].tobytes()
     for band in table.bands:
         out += pack_weights(band.gaps)
         out += pack_weights(band.steps)
@@ -196,8 +196,8 @@ class Reader:
         count = self.byte()
         if not 1 <= count <= MAX_BANDS:
             raise CodecError(f"a table has {count} bands")
-        cuts = np.frombuffer(self.take(count - 1), np.uint8)
-        if count > 1 and (cuts[0] == 0 or bool(np.any(cuts[1:] <= cuts[:-1]))):
+        cuts = np.array([0, *self.take(count - 1)], np.uint8)
+        if np.any(cuts[1:] <= cuts[:-1]):
             raise CodecError("a table's band cuts do not rise")
         bands = tuple(BandWeights(self.weights(GAP_BUCKETS), self.weights(STEP_CLASSES)) for _ in range(count))
         return Table(kind, cuts, bands)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from .bits import load_word, store_word
+from .bits import kernel, load_word, store_word
 from .scan import gap_bucket, step_class
 from .tables import CODE_BITS, ENTRY_ESCAPE, ESCAPE, ESCAPE_GAP_BITS, STEP_CLASSES
 
 
-@njit(nogil=True, cache=True)
-def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: int, out: Any) -> int:
+@kernel
+def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: Any, out: Any) -> Any:
     """Write a record's events, sorted by band, to `out` uint8 (13 bytes per event and 16 more); returns the bit count.
 
-    `counts` (bands,) int64; `gaps` uint32, `steps` int64; `codes` (bands, 8193) uint32 from `build_encoder`.
+    `counts` (bands,) int64; `gaps` uint32; `steps` of the elements' dtype; `codes` (bands, 8193) uint32 from `build_encoder`.
     """
     one = np.uint64(1)
+    away = np.int64(64 - 8 * steps.itemsize)
     held = np.uint64(0)
     bits = np.int64(0)  # in `held`, below 8 between events
     at = np.int64(0)
@@ -30,7 +30,7 @@ def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: int
     for c in range(counts.size):
         for _ in range(counts[c]):
             gap = np.int64(gaps[j])
-            step = steps[j]
+            step = (np.int64(steps[j]) << away) >> away
             j += 1
             bucket = gap_bucket(gap)
             kind = step_class(step)
@@ -77,11 +77,11 @@ def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: int
     return at * 8 + bits
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def read_events(
-    data: Any, size: int, counts: Any, entries: Any, class_bits: int, limit: int, ranks: Any, steps: Any
-) -> int:
-    """Read a record's events: ranks within their band to `ranks` uint32, steps to `steps` int64, sorted by band.
+    data: Any, size: Any, counts: Any, entries: Any, class_bits: Any, limit: Any, ranks: Any, steps: Any
+) -> Any:
+    """Read a record's events: ranks within their band to `ranks` uint32, steps to `steps`, sorted by band.
 
     `data` uint8 holds the stream's `size` bytes and 32 more; `entries` (bands, 4096) uint32 from `build_decoder`. Returns
     the bits read, or -1 for a stream that ends early, has no such code, or counts past `limit` elements.

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import CodecError
+from .bits import kernel
 
 GAP_BUCKETS: Final = 64
 STEP_CLASSES: Final = 128
@@ -42,7 +42,7 @@ class BandWeights:
     steps: NDArray[np.uint8]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def quantise(counts: Any, out: Any) -> None:
     """Counts (n,) int64 to weights (n,) uint8 with `expand(out)` within 12% of four times the count; 0 stays 0."""
     for i in range(counts.size):
@@ -55,14 +55,14 @@ def quantise(counts: Any, out: Any) -> None:
         out[i] = best
 
 
-@njit(nogil=True, cache=True)
-def expand(weight: int) -> int:
+@kernel
+def expand(weight: Any) -> Any:
     """The integer that weight 1..126 stands for: a four-step scale per octave, (4..7) * 2^((weight - 1) // 4)."""
     return np.int64(4 + ((weight - 1) & 3)) << np.int64((weight - 1) >> 2)
 
 
-@njit(nogil=True, cache=True)
-def code_lengths(gaps: Any, steps: Any, symbols: Any, lengths: Any) -> int:
+@kernel
+def code_lengths(gaps: Any, steps: Any, symbols: Any, lengths: Any) -> Any:
     """Build the code of one band.
 
     `gaps` (64,) and `steps` (128,) are weights. Fills `symbols` (int64) and `lengths` (int64), both of 8193 entries or
@@ -105,8 +105,8 @@ def code_lengths(gaps: Any, steps: Any, symbols: Any, lengths: Any) -> int:
     return n
 
 
-@njit(nogil=True, cache=True)
-def _huffman(weights: Any, n: int, lengths: Any) -> None:
+@kernel
+def _huffman(weights: Any, n: Any, lengths: Any) -> None:
     """Huffman code lengths of `weights[:n]`, cut to CODE_BITS and made to satisfy Kraft's inequality.
 
     The two lightest nodes merge, ties going to the lower number; leaves are numbered first, then merged nodes as made.
@@ -156,8 +156,8 @@ def _huffman(weights: Any, n: int, lengths: Any) -> None:
             lengths[i] -= 1
 
 
-@njit(nogil=True, cache=True)
-def _canonical(lengths: Any, n: int, codes: Any) -> None:
+@kernel
+def _canonical(lengths: Any, n: Any, codes: Any) -> None:
     """Canonical codes (by length, then by symbol order), bit-reversed so that they are read from the low end."""
     code = np.int64(0)
     for length in range(1, CODE_BITS + 1):
@@ -171,7 +171,7 @@ def _canonical(lengths: Any, n: int, codes: Any) -> None:
         code <<= 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def build_encoder(gaps: Any, steps: Any, codes: Any) -> None:
     """Fill `codes` (8193,) uint32 with code | length << 16 per symbol number, 0 where the symbol must be escaped."""
     symbols = np.empty(8193, np.int64)
@@ -184,7 +184,7 @@ def build_encoder(gaps: Any, steps: Any, codes: Any) -> None:
         codes[symbols[i]] = np.uint32(values[i] | (lengths[i] << 16))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def build_decoder(gaps: Any, steps: Any, entries: Any) -> None:
     """Fill `entries` (4096,) uint32, indexed by the next 12 bits of the stream."""
     symbols = np.empty(8193, np.int64)
