@@ -70,19 +70,18 @@ class Node:
     async def run(self, listening: socket.socket | None) -> None:
         """Serve until cancelled."""
         local = self._config.local
-        async with self._tasks:
-            self.fleet.restore()
-            for stream in self.fleet.swarm.gossip.streams:
-                if self._config.streams.follows(stream):
-                    self.replica(stream)
-            service = NodeService(self.fleet, self.replicas, self.publisher)
-            tcp = parse_address(local.tcp) if local.tcp else None
-            token = local.token_file.read_text().strip() if tcp else ""
-            async with serve_local(service, LocalConfig(local.socket, local.mode_bits, tcp, token)):
-                self._tasks.create_task(self._expiring())
-                self._tasks.create_task(self._retaining())
-                _log.info("ready", node=short(self.fleet.node), site=self._config.node.site, socket=str(local.socket))
-                await self.fleet.run(listening)
+        tcp = parse_address(local.tcp) if local.tcp else None
+        token = local.token_file.read_text().strip() if tcp else ""
+        service = NodeService(self.fleet, self.replicas, self.publisher)
+        async with (
+            self._tasks,
+            self.fleet.running(listening),
+            serve_local(service, LocalConfig(local.socket, local.mode_bits, tcp, token)),
+        ):
+            self._tasks.create_task(self._expiring())
+            self._tasks.create_task(self._retaining())
+            _log.info("ready", node=short(self.fleet.node), site=self._config.node.site, socket=str(local.socket))
+            await asyncio.Event().wait()
 
     def replica(self, stream: str) -> Replica:
         """The replica of a stream, made and started when it is new."""

@@ -9,8 +9,9 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,31 +118,38 @@ class Fleet:
 
     # -- life -----------------------------------------------------------------------------------------------
 
-    def restore(self) -> None:
-        """Learn again what the catalog holds; what is superseded there is forgotten."""
-        now_s = self._now()
-        for kind, _, data in sorted(self._catalog.objects(), key=lambda item: item[0]):
-            try:
-                self.swarm.publish(kind, data, now_s)
-            except ProtocolError as error:
-                _log.warning("catalog holds an object that does not verify", kind=kind.name, reason=str(error))
-        self._catalog.forget(name for _, name, _ in self._catalog.objects() if self.swarm.gossip.get(name) is None)
-        self._announce()
-        self._carry_out()
+    @asynccontextmanager
+    async def running(self, listening: socket.socket | None) -> AsyncIterator[None]:
+        """Be part of the fleet as long as the context lasts, which only a cancellation or an error ends.
 
-    async def run(self, listening: socket.socket | None) -> None:
-        """Serve the fleet until cancelled. `listening` is None for a node that only dials out."""
+        `listening` is None for a node that only dials out.
+        """
         try:
             async with self._tasks:
+                self._restore()
                 self._tasks.create_task(self._tick())
                 self._tasks.create_task(self._persisting())
                 if listening is not None:
                     accepting = Listener(listening, self._identity.server_tls(), self._accept, self._accept_lane)
                     self._tasks.create_task(accepting.run())
+                yield
         finally:
             for peer in list(self.peers.values()):
                 peer.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _restore(self) -> None:
+        """Learn again what the catalog holds; what is superseded there is forgotten."""
+        now_s = self._now()
+        held = self._catalog.objects()
+        for kind, _, data in sorted(held, key=lambda item: item[0]):
+            try:
+                self.swarm.publish(kind, data, now_s)
+            except ProtocolError as error:
+                _log.warning("catalog holds an object that does not verify", kind=kind.name, reason=str(error))
+        self._catalog.forget(name for _, name, _ in held if self.swarm.gossip.get(name) is None)
+        self._announce()
+        self._carry_out()
 
     def set_head(self, head: Head) -> None:
         """Say in this node's record which version it has committed."""
