@@ -8,7 +8,8 @@ name is only how readers find it. Every step below may be the last one before a 
               state BUILDING or UNDO       journal empty: nothing was touched
     write     journal entry, then bytes    BUILDING: copied back from a slot with the same manifest, else dropped;
                                            UNDO: old bytes written back
-    settle    layout file, state READY     the version counts as made: opening gives it its name
+    settle    half-made files removed
+              layout file, state READY     the version counts as made: opening gives it its name
               journal removed
               rename to v<N> or .twin-<N>
     drop      rename to .trash-…           opening removes it
@@ -29,7 +30,7 @@ from .files import Files, exists, make_folders, remove_file, remove_tree
 from .journal import read_journal
 from .mapped import MappedFiles
 from .rebuild import restore, undo
-from .state import JOURNAL_NAME, Phase, SlotState, read_layout, read_state, write_layout, write_state
+from .state import FRESH_NAME, JOURNAL_NAME, Phase, SlotState, read_layout, read_state, write_layout, write_state
 
 _BUILDING: Final = ".building"
 _TWIN: Final = ".twin-"
@@ -156,6 +157,7 @@ class Directories:
 
     def settle(self, found: Directory, state: SlotState, layout: Layout) -> None:
         """What is being built now holds `state`: say so in its state file, then give it its name."""
+        remove_tree(self._files, found.path / FRESH_NAME)
         root = layout.root() if layout is not found.layout else found.state.layout
         if root != found.state.layout:
             write_layout(self._files, found.path, layout)

@@ -244,7 +244,6 @@ def restore(files: Files, directory: Path, touched: Sequence[Touched], good: Map
 
     Raises NoSpaceError, and then the directory is worth nothing.
     """
-    remove_tree(files, directory / FRESH_NAME)
     whole = {each.path for each in touched if each.size == WHOLE}
     numbers = {file.path: number for number, file in enumerate(good.layout.files)}
     for path in whole - numbers.keys():

@@ -1,0 +1,347 @@
+"""Killed, failing or out of power at any call to the system: what was committed stays, nothing torn is served.
+
+Each scenario is played once to count its calls, then again from a copy of the same beginning for each of them.
+The default run takes every few calls; `-m slow` takes them all.
+"""
+
+import random
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.crashing import FaultyFiles, PowerLossFiles, Stopped
+from support.streams import Stream, manifest_of, model, resharded
+
+from patchswarm.protocol.codec import chunk as codec
+from patchswarm.protocol.ids import digest
+from patchswarm.protocol.messages import ObjectKind
+from patchswarm.storage import building as building_module
+from patchswarm.storage.chunks import ChunkStore
+from patchswarm.storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
+from patchswarm.storage.files import Files
+from patchswarm.storage.verify import block_digests
+
+ELEMENTS = 3000
+TREES = {
+    1: model(1, 0, elements=ELEMENTS),
+    2: model(1, 1, elements=ELEMENTS),
+    3: model(1, 2, elements=ELEMENTS),
+    4: resharded(1, 3, elements=ELEMENTS),
+    5: model(1, 4, elements=ELEMENTS),
+}
+SAMPLE = 23  # the default run plays about so many points of each scenario
+
+
+class LaterBoot(Files):
+    def boot_id(self):
+        return b"a later boot id."
+
+
+@pytest.fixture(scope="module")
+def root():
+    """On tmpfs where there is one: thousands of small syncs."""
+    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=folder, prefix="patchswarm-crash-") as made:
+        yield Path(made)
+
+
+class World:
+    """A stream, a chunk store, and what must be true of them."""
+
+    def __init__(self, path, files=None, count=2):
+        self.path = path
+        self.stream = Stream(path, count=count, files=files)
+        self.stream.trees = TREES
+        self.store = ChunkStore(path / "chunks", files)
+        self.committed = max((slot.version for slot in self.stream.slots.slots()), default=0)
+        self.durable = set()
+
+    def close(self):
+        self.stream.catalog.close()
+
+    def commit(self, old, new):
+        building = self.build(old, new)
+        try:
+            building.commit(1, new, manifest_of(new), "", proven=True)
+        except (StorageError, OSError):
+            building.abort()
+            raise
+        self.committed = new
+
+    def twin(self, old, new):
+        building = self.build(old, new)
+        try:
+            building.commit_twin(1, new, manifest_of(new), "", proven=True)
+        except (StorageError, OSError):
+            building.abort()
+            raise
+
+    def build(self, old, new):
+        source = None if old is None else self.stream.slots.find(manifest_of(old))
+        building = self.stream.slots.begin(self.stream.source(new).layout, source)
+        try:
+            for chunk in self.stream.chunks(old, new):
+                building.apply(chunk)
+        except (StorageError, OSError):
+            building.abort()
+            raise
+        return building
+
+    def check(self):
+        """Whatever is served is whole; no committed version is lost; nothing is left lying about."""
+        self.check_served()
+        slots = self.stream.slots
+        names = {path.name for path in slots.directory.iterdir()}
+        assert names == {slot.path.name for slot in slots.slots()}
+        if self.committed:
+            assert slots.current() is not None
+            assert slots.current().version >= self.committed
+
+    def check_served(self):
+        for slot in self.stream.slots.slots():
+            if not slot.suspect and not slot.withdrawn:
+                assert self.stream.holds(slot, slot.version), slot.path
+
+    def go_on(self):
+        """The node reaches the last version from whatever it has, and serves it."""
+        current = self.stream.slots.current()
+        if current is None or current.version < 5:
+            self.commit(current.version if current else None, 5)
+        assert self.stream.holds(self.stream.slots.current(), 5)
+
+
+def prepare_nothing(world):
+    pass
+
+
+def prepare_twin(world):
+    world.commit(None, 1)
+    world.commit(1, 2)
+    world.twin(1, 2)
+
+
+def prepare_behind(world):
+    world.commit(None, 1)
+    world.commit(1, 2)
+
+
+def first(world):
+    world.commit(None, 2)
+
+
+def step_and_twin(world):
+    world.commit(2, 3)
+    world.twin(2, 3)
+
+
+def step_by_copy(world):
+    world.commit(2, 3)
+
+
+def new_layout(world):
+    world.commit(2, 4)
+    world.commit(4, 5)
+
+
+def give_up(world):
+    world.build(2, 4).abort()
+    world.build(2, 3).abort()
+    world.commit(2, 3)
+
+
+def retire(world):
+    slots = world.stream.slots
+    old = slots.lease(1, 10, now=0)
+    kept = slots.lease(None, 100, now=0)
+    slots.expire(now=50)
+    with suppress(StorageError):
+        slots.release(old.id)
+    slots.renew(kept.id, 100, now=60)
+    slots.release(kept.id)
+    world.commit(2, 3)
+
+
+def fetch(world):
+    for number in range(6):
+        world.store.put(digest(b"%d" % number), b"%d" % number)
+    world.store.remove(digest(b"3"))
+
+
+def publish(world):
+    for number in range(4):
+        data = b"published %d" % number
+        world.store.put(digest(data), data, sync=True)
+        world.durable.add((digest(data), data))
+    world.stream.catalog.put_objects([(ObjectKind.MANIFEST, digest(b"m"), b"m")])
+    world.commit(2, 3)
+
+
+SCENARIOS = {
+    "first": (prepare_nothing, first, 2),
+    "step and twin": (prepare_twin, step_and_twin, 2),
+    "step by copy": (prepare_behind, step_by_copy, 2),
+    "new layout": (prepare_twin, new_layout, 2),
+    "give up": (prepare_twin, give_up, 2),
+    "retire": (prepare_behind, retire, 2),
+    "fetch": (prepare_behind, fetch, 2),
+    "publish": (prepare_twin, publish, 2),
+    "one slot": (first, step_by_copy, 1),
+    "one slot, new layout": (first, new_layout, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def beginnings(root):
+    """Scenario to (folder with its beginning, number of calls it makes)."""
+    made = {}
+    for name, (prepare, play, count) in SCENARIOS.items():
+        folder = root / "beginnings" / name.replace(" ", "-")
+        for version, tree in TREES.items():
+            Stream(folder).add(version, tree)
+        world = World(folder, count=count)
+        prepare(world)
+        world.close()
+        world = World(copy_of(folder, root / "counted"), files := FaultyFiles(), count)
+        start = len(files.calls)
+        play(world)
+        world.check()
+        made[name] = (folder, start, len(files.calls))
+        world.close()
+        files.end()
+    return made
+
+
+def copy_of(folder, target):
+    shutil.rmtree(target, ignore_errors=True)
+    return Path(shutil.copytree(folder, target, symlinks=True))
+
+
+everywhere = pytest.mark.parametrize(
+    "every", [pytest.param(False, id="some"), pytest.param(True, id="all", marks=pytest.mark.slow)]
+)
+
+
+def chosen(start, end, every):
+    return range(start, end) if every else sorted({start + (end - start) * k // SAMPLE for k in range(SAMPLE)})
+
+
+@everywhere
+@pytest.mark.parametrize("how", ["stop", "tear"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_any_call(root, beginnings, name, how, every):
+    _, play, count = SCENARIOS[name]
+    folder, start, end = beginnings[name]
+    for at in chosen(start, end, every):
+        files = FaultyFiles(at, how)
+        world = World(copy_of(folder, root / "world"), files, count)
+        with suppress(Stopped):
+            play(world)
+        assert files.fired, at
+        files.end()
+        world.close()
+        again = World(world.path, count=count)
+        again.committed = world.committed
+        again.check()
+        for chunk, data in world.durable:
+            assert again.store.get(chunk) == data
+        again.go_on()
+        again.check()
+        again.close()
+
+
+@everywhere
+@pytest.mark.parametrize("how", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_any_call_may_fail(root, beginnings, name, how, every):
+    """The node says so, goes on serving, and gets there once the failure is over; so does one that restarts."""
+    _, play, count = SCENARIOS[name]
+    folder, start, end = beginnings[name]
+    for at in chosen(start, end, every):
+        files = FaultyFiles(at, how)
+        world = World(copy_of(folder, root / "world"), files, count)
+        with suppress(StorageError, OSError):
+            play(world)
+        assert files.fired, at
+        if world.committed:
+            assert world.stream.holds(world.stream.slots.current(), world.stream.slots.current().version)
+        world.go_on()
+        world.close()
+        files.end()
+        again = World(world.path, count=count)
+        again.committed = 5
+        again.check()
+        again.close()
+
+
+@everywhere
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_power_lost_at_any_call(root, beginnings, name, every):
+    """Unsynced pages and names are lost at random. Nothing unverified is served; what was synced is there."""
+    _, play, count = SCENARIOS[name]
+    folder, start, end = beginnings[name]
+    for at in chosen(start, end + 1, every):
+        shutil.rmtree(root / "stash", ignore_errors=True)
+        files = PowerLossFiles(root / "stash", at)
+        world = World(copy_of(folder, root / "world"), files, count)
+        with suppress(Stopped):
+            play(world)
+        world.close()
+        files.lose_power(random.Random(at))
+        again = World(world.path, LaterBoot(), count)
+        assert all(slot.suspect for slot in again.stream.slots.slots())
+        assert again.stream.slots.current() is None
+        for slot in again.stream.slots.slots():
+            with suppress(StorageError):
+                if not again.stream.slots.verify_slot(slot, block_digests(again.stream.source(slot.version), 1)):
+                    again.stream.slots.mark_proven(slot)
+                    continue
+            again.stream.slots.drop(slot)
+        again.check_served()
+        for chunk, data in world.durable:
+            assert again.store.get(chunk) == data
+        for chunk in again.store.names():
+            with suppress(ChunkCorruptError, ChunkMissingError):
+                assert digest(again.store.get(chunk)) == chunk
+        again.go_on()
+        again.check()
+        again.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", ["step and twin", "one slot", "new layout"])
+def test_killed_in_the_middle_of_a_chunk(root, beginnings, monkeypatch, name, seed):
+    """Some of a chunk's bytes are written, others not."""
+    _, play, count = SCENARIOS[name]
+    rng = random.Random(seed)
+    world = World(copy_of(beginnings[name][0], root / "world"), FaultyFiles(), count)
+    left = rng.randint(0, 3)
+
+    def torn(contents, resolve):
+        nonlocal left
+        left -= 1
+        ranges = codec.covered_ranges(contents)
+        old = {each: np.array(resolve(*each)) for each in ranges}
+        applied = codec.apply_chunk(contents, resolve)
+        if left < 0:
+            for each, before in old.items():
+                view = resolve(*each)
+                keep = np.random.default_rng(seed).random(len(view)) < 0.5
+                view[keep] = before[keep]
+            world.stream.files.stopped = True
+            raise Stopped
+        return applied
+
+    monkeypatch.setattr(building_module, "apply_chunk", torn)
+    with suppress(Stopped):
+        play(world)
+    monkeypatch.undo()
+    world.stream.files.end()
+    world.close()
+    again = World(world.path, count=count)
+    again.committed = world.committed
+    again.check()
+    again.go_on()
+    again.close()
