@@ -114,8 +114,9 @@ async def answer_problems(
     """Turn whatever a handler raises into a problem document; log what nobody foresaw."""
     try:
         return await handler(request)
-    except ConnectionError:
-        raise  # the reader is gone: there is nobody to tell
+    except ConnectionError as error:
+        _log.info("local reader gone", method=request.method, path=request.path, reason=str(error))
+        raise  # there is nobody to tell
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         problem = MethodNotAllowedError(f"{request.path} takes {allowed}, not {request.method[:20]}")

@@ -216,6 +216,7 @@ def test_torch_sees_the_same_bits(api, client):
         assert weight.view(torch.uint16).numpy().tobytes() == tensors["model.embed/weight"].tobytes()
         assert tensors.torch("model.fp8").dtype == torch.float8_e4m3fn
         assert tensors.torch("empty").shape == (0, 4)
+        assert tensors.torch("packed").shape == (4, 3)
         before = files_below(api.service.known[1].path)
         weight.zero_()  # a private copy of the page, not the slot
         assert files_below(api.service.known[1].path) == before

@@ -270,6 +270,8 @@ class TestImpatience:
         connection = start_reading(api)
         api.wait_for(lambda service: service.open_readers == 0)
         assert drain(connection) < len(BIG)
+        (entry,) = api.logged
+        assert entry["reason"] == "the reader took nothing for 0.2 s"
 
 
 def test_a_transfer_is_cut_when_the_version_is_withdrawn(api):
