@@ -78,6 +78,16 @@ def _home_argument(_ctx: click.Context, _parameter: click.Parameter, value: str)
     return Home.at(value)
 
 
+def _stream_argument(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from ..protocol.errors import MessageError
+    from ..protocol.ids import check_stream_name
+
+    try:
+        return check_stream_name(value)
+    except MessageError as error:
+        raise BadInputError(f"--stream: {error}") from None
+
+
 _home = click.option(
     "--home",
     envvar=f"{ENVIRONMENT_PREFIX}_HOME",
@@ -97,7 +107,7 @@ _socket = click.option(
     help="The daemon's socket, when it is not the home's.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-_stream = click.option("--stream", required=True, metavar="NAME", help="The stream.")
+_stream = click.option("--stream", required=True, metavar="NAME", callback=_stream_argument, help="The stream.")
 
 
 @click.group(

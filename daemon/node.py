@@ -65,6 +65,7 @@ class Node:
         self.fleet = Fleet(identity, config, issuer, store, catalog, self._take)
         desk = Desk(self.fleet, store, catalog, CodecOptions(), config.storage.memory_limit, self._threads)
         self.publisher = Publisher(identity, desk, self.replica)
+        self.service = NodeService(self.fleet, self.replicas, self.publisher, config.streams.follows)
         self._tasks = asyncio.TaskGroup()
 
     async def run(self, listening: socket.socket | None) -> None:
@@ -72,11 +73,10 @@ class Node:
         local = self._config.local
         tcp = parse_address(local.tcp) if local.tcp else None
         token = local.token_file.read_text().strip() if tcp else ""
-        service = NodeService(self.fleet, self.replicas, self.publisher)
         async with (
             self._tasks,
             self.fleet.running(listening),
-            serve_local(service, LocalConfig(local.socket, local.mode_bits, tcp, token)),
+            serve_local(self.service, LocalConfig(local.socket, local.mode_bits, tcp, token)),
         ):
             self._tasks.create_task(self._expiring())
             self._tasks.create_task(self._retaining())
@@ -106,6 +106,7 @@ class Node:
         self.replicas[stream] = made
         made.start()
         self._tasks.create_task(made.run())
+        self.service.stream_appeared()
         return made
 
     def _take(self, effect: LocalEffect) -> None:

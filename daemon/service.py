@@ -13,7 +13,7 @@ from ..protocol.manifest import Manifest, NodeRecord
 from ..storage.errors import SlotGoneError
 from ..storage.slots import Lease, Slot
 from .fleet.fleet import Fleet
-from .local.errors import UnknownStreamError, UnknownVersionError
+from .local.errors import UnknownStreamError, UnknownVersionError, VersionNotReadyError
 from .local.model import (
     HeadInfo,
     LastError,
@@ -40,10 +40,23 @@ HTTP_LEASE_S: Final = 24 * 3600.0
 class NodeService:
     """Implements `local.service.LocalService`."""
 
-    def __init__(self, fleet: Fleet, replicas: dict[str, Replica], publisher: Publisher) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        replicas: dict[str, Replica],
+        publisher: Publisher,
+        follows: Callable[[str], bool],
+    ) -> None:
         self._fleet = fleet
         self._replicas = replicas
         self._publisher = publisher
+        self._follows = follows
+        self._appeared = asyncio.Event()
+
+    def stream_appeared(self) -> None:
+        """Wake those who wait for a stream that this node did not know yet."""
+        self._appeared.set()
+        self._appeared = asyncio.Event()
 
     # -- streams --------------------------------------------------------------------------------------------
 
@@ -134,9 +147,20 @@ class NodeService:
     async def wait(
         self, stream: str, at_least: int, timeout_s: float, *, epoch: int | None = None
     ) -> VersionInfo | None:
-        """The current version as soon as it is at least this one, or None after `timeout_s`."""
-        replica = self._replica(stream)
+        """The current version as soon as it is at least this one, or None after `timeout_s`.
+
+        A stream that nobody has announced yet may be waited for too: an engine starts before its trainer.
+        """
         deadline = time.monotonic() + timeout_s
+        while stream not in self._replicas and timeout_s > 0 and self._follows(stream):
+            try:
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                    await self._appeared.wait()
+            except TimeoutError:
+                raise VersionNotReadyError(
+                    f"stream {stream!r} is not announced after {timeout_s:g} s: wait longer, or check its name"
+                ) from None
+        replica = self._replica(stream)
         while True:
             changed = replica.changes()
             current = replica.current()

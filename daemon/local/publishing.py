@@ -9,6 +9,8 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from ...protocol.errors import MessageError
+from ...protocol.ids import check_stream_name
 from .endpoint import Call, Endpoint, Nothing
 from .errors import (
     BadSourceError,
@@ -67,6 +69,10 @@ class PublishEndpoint:
         """
         if not call.body.directory.startswith("/"):
             raise InvalidRequestError(f"body: `directory` must be an absolute path, not {call.body.directory!r}")
+        try:
+            check_stream_name(call.stream)
+        except MessageError as error:
+            raise InvalidRequestError(str(error)) from None
         feed = _Feed()
         async with asyncio.TaskGroup() as group:
             running = group.create_task(self._run(call, feed))

@@ -133,12 +133,6 @@ def test_a_link_that_leads_nowhere(head, stream, published, tmp_path):
     assert "tokenizer.json" in publish_refused(head, stream, bad)
 
 
-def test_a_pipe_among_the_files(head, stream, published, tmp_path):
-    bad = write(tmp_path / "bad", model(seed=9, layers=1))
-    os.mkfifo(bad / "pipe")
-    assert "pipe" in publish_refused(head, stream, bad)
-
-
 def test_a_directory_that_the_trainer_is_still_writing(head, stream, published, tmp_path):
     bad = write(tmp_path / "bad", model(seed=9, layers=1))
     done = threading.Event()
@@ -209,7 +203,7 @@ def test_pulling_a_version_that_does_not_come_in_time(fleet, stream, published, 
 
 def test_publishing_on_a_rollout_host(fleet, stream, published):
     line = refused(fleet.nodes["west"], Exit.REFUSED, "publish", published, "--stream", stream, "--quiet")
-    assert stream in line
+    assert "publish on the head" in line
 
 
 # -- joining ---------------------------------------------------------------------------------------------------------

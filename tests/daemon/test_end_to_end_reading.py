@@ -86,11 +86,13 @@ def test_a_lease_keeps_its_version_while_newer_ones_come(fleet, stream, west, pu
         truth = files_of(published[1])
         assert files_of(lease.path) == truth
         tensors = model(layers=1)
-        for number in (3, 4, 5):
-            tensors = stepped(tensors, np.random.default_rng(number))
-            fleet.publish(write(tmp_path / str(number), tensors), stream)
+        others = [node for node in fleet.running() if node is not west]
+        for number, on in ((3, fleet.running()), (4, others), (5, others)):
+            directory = write(tmp_path / str(number), tensors := stepped(tensors, np.random.default_rng(number)))
+            fleet.publish(directory, stream, on=on)
             assert files_of(lease.path) == truth, f"version 2 changed under its reader when {number} came"
-    assert west.client.version(stream).version == 5
+        assert west.client.version(stream).version == 3, "two slots: one is leased, one current, none free for more"
+    fleet.check(west, stream, 5, files_of(directory))
 
 
 def test_every_host_has_a_version_under_the_same_name(fleet, stream, published):
