@@ -71,4 +71,4 @@ def own_fleet(request):
 @pytest.fixture
 def stream(request):
     """A stream that no other test uses."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[-60:]
+    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[-60:].strip("-")
