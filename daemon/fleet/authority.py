@@ -23,6 +23,25 @@ _CA_VALIDITY: Final = dt.timedelta(days=3650)
 _CLOCK_SKEW: Final = dt.timedelta(hours=1)
 """Certificates begin this much in the past: rented machines' clocks are off."""
 
+_WEAK_KEYS: Final = frozenset(
+    int(y, 16)
+    for y in (
+        "00",
+        "01",
+        "05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826",
+        "7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7",
+        "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffec",
+        "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffed",
+        "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffee",
+    )
+)
+"""y of the points of small order, and of the two encodings past the field's end that mean the same (RFC 7748, 8032)."""
+
+
+def is_weak(public_key: bytes) -> bool:
+    """Whether others than its owner can sign for this raw Ed25519 key: OpenSSL verifies under such keys too."""
+    return int.from_bytes(public_key, "little") & (2**255 - 1) in _WEAK_KEYS
+
 
 def node_id(public_key: bytes) -> bytes:
     """The id of the node with this raw 32-byte public key."""

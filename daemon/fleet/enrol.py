@@ -96,7 +96,8 @@ class Issuer:
             proof = verify(request.proof, Possession, node_key)
         except ProtocolError:
             return Refusal(Reason.MALFORMED)
-        if proof != Possession(challenge, digest(own.ca_der), own.node_id, request.invite, node_key):
+        meant = Possession(challenge, digest(own.ca_der), own.node_id, request.invite, node_key)
+        if proof != meant or authority.is_weak(node_key):
             return Refusal(Reason.MALFORMED)
         now = self.now()
         try:
@@ -231,6 +232,8 @@ async def _enrol(
                 possession = Possession(greeting.challenge, token.authority, token.issuer, token.invite, public_key)
                 await _send(writer, Enrol(token.invite, token.secret, sign(possession, node_key)))
                 answer = await _receive(reader)
+                if answer is None:
+                    raise ConnectionResetError("it hung up without an answer")
                 own_host = str(writer.get_extra_info("sockname")[0])
         except UnreachableError:
             if not left:
