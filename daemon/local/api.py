@@ -23,8 +23,8 @@ from .sendfile import FileSender
 from .service import LocalService
 from .streams import StreamEndpoints
 
-_SHUTDOWN_S: Final = 1.0
-"""How long a stopping server lets answers finish; then they are cut."""
+_SHUTDOWN_S: Final = 0.5
+"""How long a stopping server lets answers finish, and then once more its connections; then they are cut."""
 _MIN_TOKEN: Final = 16
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

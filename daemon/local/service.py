@@ -58,7 +58,8 @@ class LocalService(Protocol):
         """The current version as soon as its number is `at_least`, or None after `timeout_s`; 0 only looks.
 
         With an epoch, (epoch, version) is compared instead: so a follower waits for whatever comes after the one
-        it has, across a key rotation that starts numbers anew.
+        it has, across a key rotation that starts numbers anew. A stream that is not announced yet may be waited
+        for too; VersionNotReadyError when it was not in time.
         """
         ...
 

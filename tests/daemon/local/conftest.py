@@ -1,11 +1,12 @@
 """A daemon's local API on real sockets in a thread of its own, under each event loop, over an in-memory service."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,8 @@ class RunningApi:
     service: MemoryService
     api: LocalApi
     loop: asyncio.AbstractEventLoop
+    stop: Callable[[], None]
+    """Stop the API and wait until it has; the fixture does it too."""
     logged: list[Any]
     """What the API logged. An error that a test does not take out of it by its end fails the test."""
     connections: list[http.client.HTTPConnection] = field(default_factory=list)
@@ -108,31 +111,36 @@ def local_config(tmp_path: Path) -> LocalConfig:
 
 
 @pytest.fixture
-def api(tmp_path: Path, local_config: LocalConfig, loop_factory: Any) -> Any:
+def api(tmp_path: Path, local_config: LocalConfig, loop_factory: Any) -> Iterator[RunningApi]:
     """The API of an empty service, up and answering."""
     ready: Future[RunningApi] = Future()
-    stop = threading.Event()
+    ended = threading.Event()
 
     async def serve() -> None:
-        service = MemoryService(tmp_path / "slots")
-        stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+
+        def stop() -> None:
+            with contextlib.suppress(RuntimeError):  # stopped before: the loop is closed
+                loop.call_soon_threadsafe(told.set)
+            thread.join(30)
+            assert ended.is_set(), "the API did not stop cleanly"
+
+        service = MemoryService(tmp_path / "slots")
+        async with serve_local(service, local_config) as running:
+            ready.set_result(RunningApi(service, running, loop, stop, logged))
+            await told.wait()
+
+    def main() -> None:
         try:
-            async with serve_local(service, local_config) as running:
-                stopping.append(lambda: loop.call_soon_threadsafe(stopped.set))
-                ready.set_result(RunningApi(service, running, loop, logged))
-                await stopped.wait()
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                runner.run(serve())
+            ended.set()
         except BaseException as error:
             if ready.done():
                 raise
             ready.set_exception(error)
 
-    def main() -> None:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(serve())
-        stop.set()
-
-    stopping: list[Any] = []
     thread = threading.Thread(target=main, name="local-api")
     with structlog.testing.capture_logs() as logged:
         thread.start()
@@ -142,7 +150,5 @@ def api(tmp_path: Path, local_config: LocalConfig, loop_factory: Any) -> Any:
         finally:
             for connection in running.connections:
                 connection.close()
-            stopping[0]()
-            thread.join(30)
-    assert stop.is_set(), "the API did not stop cleanly"
+            running.stop()
     assert [entry for entry in logged if entry["log_level"] == "error"] == []

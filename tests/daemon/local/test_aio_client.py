@@ -46,7 +46,7 @@ async def test_it_tells_what_the_node_tells(api, client):
 async def test_problems_come_back_as_the_errors_that_the_service_raised(api, client):
     with pytest.raises(UnknownStreamError, match="does not follow stream 'llama'"):
         await client.status("llama")
-    with pytest.raises(UnknownStreamError):
+    with pytest.raises(UnknownStreamError, match=r"'what/ever\?#%2F'"):
         await client.status("what/ever?#%2F")
     with pytest.raises(VersionNotReadyError):
         await client.version(STREAM)

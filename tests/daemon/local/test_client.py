@@ -64,7 +64,7 @@ def test_problems_come_back_as_the_errors_that_the_service_raised(api, client):
     with pytest.raises(VersionNotReadyError) as raised:
         client.version(STREAM)
     assert raised.value.context["current"] is None
-    with pytest.raises(UnknownStreamError):
+    with pytest.raises(UnknownStreamError, match=r"'what/ever\?#%2F'"):
         client.status("what/ever?#%2F")
 
 
@@ -347,6 +347,9 @@ def someone_answering(path, text):
         with connection:
             connection.recv(65536)
             connection.sendall(text)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):  # what the caller still had to say
+                pass
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -1,6 +1,7 @@
 """Files and tensors of a version over HTTP: the right bytes, only the version's, and nobody holds on for ever."""
 
 import dataclasses
+import http.client
 import json
 import os
 import urllib.parse
@@ -64,6 +65,16 @@ def test_current_is_whatever_is_current(api):
 def test_a_large_file_arrives_whole(api):
     api.commit(1, more={"big.bin": BIG})
     assert digest(api.ask("GET", V1 + "/files/big.bin").body) == digest(BIG)
+
+
+def test_a_large_file_arrives_whole_over_tcp_too(api):
+    api.commit(1, more={"big.bin": BIG})
+    connection = http.client.HTTPConnection(*api.api.tcp, timeout=30)
+    api.connections.append(connection)
+    for _ in range(2):
+        token = {"Authorization": "Bearer a-token-for-tests-only"}
+        answer = api.ask("GET", V1 + "/files/big.bin", headers=token, connection=connection)
+        assert digest(answer.body) == digest(BIG)
 
 
 @pytest.mark.parametrize("version", ["x", "-1", "1.0", "9223372036854775808", "9" * 5000, "٣"])
@@ -288,3 +299,16 @@ def test_a_file_cut_short_under_the_reader_cuts_the_connection(api):
     os.truncate(slot(api) / "big.bin", len(BIG) // 2)
     assert drain(connection) < len(BIG)
     api.wait_for(lambda service: service.open_readers == 0)
+
+
+def test_the_api_stops_though_callers_still_wait(api):
+    """The fixture stops it, and fails when that takes too long or logs an error."""
+    api.commit(1, more={"big.bin": BIG})
+    reading = start_reading(api)
+    polling = api.connect()
+    polling.sendall(b"GET /v1/streams/qwen/version?min=3&wait=3600 HTTP/1.1\r\nHost: x\r\n\r\n")
+    api.wait_for(lambda service: service.open_readers == 1 and service.waiters == 1)
+    api.stop()
+    assert drain(reading) < len(BIG)
+    assert drain(polling) == 0
+    assert api.service.open_readers == api.service.waiters == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import urllib.parse
 
 import pytest
 
@@ -169,3 +170,10 @@ def test_a_wrong_field_is_named_before_anything_starts(api, body, named):
 def test_publishing_in_an_unknown_stream_is_a_problem(api):
     answer = api.ask("POST", "/v1/streams/llama/versions", {"directory": "/m"})
     assert (answer.status, answer.problem) == (404, "unknown-stream")
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "a b", "x" * 65, "a/b"])
+def test_what_can_be_no_streams_name_is_said_to_be_none(api, name):
+    answer = api.ask("POST", f"/v1/streams/{urllib.parse.quote(name, safe='')}/versions", {"directory": "/m"})
+    assert (answer.status, answer.problem) == (400, "invalid-request")
+    assert repr(name) in answer.json()["detail"]
