@@ -33,22 +33,27 @@ class Building:
     `apply` may run in several threads at once for different chunks; everything else waits for them to finish.
     """
 
-    def __init__(
-        self, slots: StreamSlots, directory: Path, layout: Layout, files: Files, threads: int, *, keep_old: bool
-    ) -> None:
-        self.directory = directory
-        self.layout = layout
+    def __init__(self, slots: StreamSlots, mapped: MappedFiles, files: Files, threads: int, *, keep_old: bool) -> None:
+        self.mapped = mapped
         self.keep_old = keep_old
-        self.journal = Journal(directory / JOURNAL_NAME, files)
+        self.journal = Journal(mapped.directory / JOURNAL_NAME, files)
         self._slots = slots
         self._files = files
         self._threads = threads
-        self._mapped = MappedFiles(directory, layout, files, writable=True)
-        self._shown: MappedFiles | None = None
         self._idle = threading.Condition()
         self._applying = 0
         self._ended = False
         self._broken: str | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where the version is being built."""
+        return self.mapped.directory
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the version in the making."""
+        return self.mapped.layout
 
     def apply(self, contents: bytes) -> AppliedChunk:
         """Apply a chunk's contents in place.
@@ -61,7 +66,7 @@ class Building:
             if self.keep_old:
                 return self._apply_with_undo(mapped, contents, ranges)
             self.journal.append([self._touched(mapped, *each) for each in ranges])
-            return apply_chunk(contents, mapped.region)
+            return apply_chunk(contents, mapped.resolve)
 
     def _apply_with_undo(
         self, mapped: MappedFiles, contents: bytes, ranges: list[tuple[int, int, int]]
@@ -73,7 +78,7 @@ class Building:
             [self._touched(mapped, *each, difference(mapped.region(*each), copy)) for each, copy in copies.items()]
         )
         for each, copy in copies.items():
-            mapped.region(*each)[:] = copy
+            mapped.resolve(*each)[:] = copy
         return applied
 
     def _touched(self, mapped: MappedFiles, region: int, offset: int, size: int, undo: bytes = b"") -> Touched:
@@ -82,15 +87,11 @@ class Building:
 
     def view(self, file: int, offset: int, size: int) -> Bytes:
         """Bytes of a file as they are now: uint8, read-only, without a copy."""
-        shown = self._mapped.view(file, offset, size)
-        shown.flags.writeable = False
-        return shown
+        return self.mapped.view(file, offset, size)
 
     def region(self, number: int, offset: int, size: int) -> Bytes:
         """Bytes of a region as they are now: uint8, read-only, without a copy. Raises CodecError outside the layout."""
-        shown = self._mapped.region(number, offset, size)
-        shown.flags.writeable = False
-        return shown
+        return self.mapped.region(number, offset, size)
 
     def read(self, file: int, offset: int, size: int) -> Bytes:
         """The same as `view`; makes a building a `ByteSource`."""
@@ -113,15 +114,13 @@ class Building:
                     self._files,
                     self.directory,
                     change,
-                    self._mapped,
+                    self.mapped,
                     self.journal,
                     self._threads,
                     overwrite_kept=False,
                 )
-                self._mapped.close()
-            if layout is not self.layout:
-                self.layout = layout
-                self._mapped = MappedFiles(self.directory, layout, self._files, writable=True)
+            if layout != self.layout:
+                self.mapped = self.mapped.relaid(layout, change.kept)
 
     def digests(self, threads: int | None = None) -> bytes:
         """BLAKE3 of each 4 MiB block, 32 bytes each, in the order of `Layout.blocks`."""
@@ -159,7 +158,6 @@ class Building:
 
     def _end(self) -> None:
         self._ended = True
-        self._mapped.close()
         self.journal.close()
 
     @contextmanager
@@ -167,7 +165,7 @@ class Building:
         with self._idle:
             self._check()
             self._applying += 1
-            mapped = self._mapped
+            mapped = self.mapped
         try:
             yield mapped
         except BaseException as error:

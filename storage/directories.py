@@ -42,10 +42,19 @@ _OURS: Final = re.compile(r"v[0-9]+|\.twin-[0-9]+|\.building")
 class Directory:
     """One slot directory. `suspect`: written before the machine's last boot and not verified since."""
 
-    path: Path
     state: SlotState
-    layout: Layout
     suspect: bool
+    mapped: MappedFiles
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.mapped.directory
+
+    @property
+    def layout(self) -> Layout:
+        """Which files it has."""
+        return self.mapped.layout
 
     @property
     def order(self) -> tuple[int, int]:
@@ -73,7 +82,7 @@ class Directories:
         self._stream = stream
         self._files = files
         self._threads = threads
-        self._trash: list[Path] = []
+        self._trash: list[tuple[Path, MappedFiles | None]] = []
 
     def open(self) -> None:
         """Read what is there; finish, undo or drop what a crash left half-done.
@@ -86,7 +95,7 @@ class Directories:
         for entry in self._files.entries(self.root):
             path = self.root / entry.name
             if entry.name.startswith(_TRASH):
-                self._trash.append(path)
+                self._trash.append((path, None))
             elif entry.is_folder and _OURS.fullmatch(entry.name):
                 found = self._load(path)
                 if found is not None:
@@ -112,7 +121,7 @@ class Directories:
         except SlotStateError:
             self._to_trash(path)
             return None
-        return Directory(path, state, layout, suspect=state.boot != self.boot)
+        return Directory(state, state.boot != self.boot, self._mapped(path, layout))
 
     # looking
 
@@ -138,7 +147,7 @@ class Directories:
         except (OSError, NoSpaceError):
             self._to_trash(path)
             raise
-        return Directory(path, state, layout, suspect=False)
+        return Directory(state, suspect=False, mapped=self._mapped(path, layout))
 
     def take(self, found: Directory, phase: Phase, *, forget: bool) -> None:
         """Take a directory out of use to be written. With `forget`, what it holds is of no use any more."""
@@ -155,15 +164,15 @@ class Directories:
             self._name(found)
             raise
 
-    def settle(self, found: Directory, state: SlotState, layout: Layout) -> None:
-        """What is being built now holds `state`: say so in its state file, then give it its name."""
+    def settle(self, found: Directory, state: SlotState, mapped: MappedFiles) -> None:
+        """What is being built now holds `state`, in files as `mapped`: say so in its state file, then name it."""
         remove_tree(self._files, found.path / FRESH_NAME)
-        root = layout.root() if layout is not found.layout else found.state.layout
+        root = found.state.layout if mapped.layout == found.layout else mapped.layout.root()
         if root != found.state.layout:
-            write_layout(self._files, found.path, layout)
+            write_layout(self._files, found.path, mapped.layout)
         state = msgspec.structs.replace(state, layout=root)
         write_state(self._files, found.path, state)
-        found.state, found.layout, found.suspect = state, layout, state.boot != self.boot
+        found.state, found.mapped, found.suspect = state, mapped, state.boot != self.boot
         remove_file(self._files, found.path / JOURNAL_NAME)
         self._name(found)
 
@@ -172,28 +181,27 @@ class Directories:
         try:
             self._give_back(found)
         except (SlotStateError, NoSpaceError, OSError):
-            self._to_trash(found.path)
+            self._to_trash(found.path, found.mapped)
 
     def _give_back(self, found: Directory) -> None:
         state = found.state
         if state.phase is Phase.UNDO:
             undo(self._files, found.path, read_journal(found.path / JOURNAL_NAME, self._files))
-            self.settle(found, msgspec.structs.replace(state, phase=Phase.READY), found.layout)
+            self.settle(found, msgspec.structs.replace(state, phase=Phase.READY), found.mapped)
         elif state.phase is not Phase.BUILDING:
             self._name(found)  # a crash just before or after it was written: it is what it says
         else:
             good = [] if found.suspect else self.holding(state.manifest)
             touched = read_journal(found.path / JOURNAL_NAME, self._files)
             if touched and good:
-                mapped = MappedFiles(good[0].path, good[0].layout, self._files, writable=False)
-                restore(self._files, found.path, touched, mapped, self._threads)
+                restore(self._files, found.path, touched, good[0].mapped, self._threads)
                 write_layout(self._files, found.path, good[0].layout)
-                found.layout = good[0].layout
+                found.mapped = self._mapped(found.path, good[0].layout)  # some files may be other inodes now
             elif touched or not state.manifest or found.suspect:
-                self._to_trash(found.path)
+                self._to_trash(found.path, found.mapped)
                 return
             phase = Phase.TWIN if any(each.is_ready for each in good) else Phase.READY
-            self.settle(found, msgspec.structs.replace(state, phase=phase, layout=found.layout.root()), found.layout)
+            self.settle(found, msgspec.structs.replace(state, phase=phase), found.mapped)
 
     def restate(self, found: Directory, state: SlotState) -> None:
         """Replace a directory's state in place."""
@@ -202,17 +210,26 @@ class Directories:
 
     def drop(self, found: Directory) -> None:
         """Take a directory away; its space is free after `empty_trash`."""
-        self._to_trash(found.path)
+        self._to_trash(found.path, found.mapped)
         self.all.remove(found)
 
     def empty_trash(self) -> None:
-        """Remove what was dropped. May take seconds for large models, so it is called without a lock."""
+        """Remove what was dropped. May take seconds for large models, so it is called without a lock.
+
+        What the system refuses to remove stays for the next time: it is no reason to fail a commit.
+        """
         while self._trash:
             try:
-                path = self._trash.pop()
+                path, mapped = self._trash.pop()
             except IndexError:  # another thread took it
                 return
-            remove_tree(self._files, path)
+            if mapped:
+                mapped.close()
+            try:
+                remove_tree(self._files, path)
+            except OSError:
+                self._trash.append((path, None))
+                return
 
     def _name(self, found: Directory) -> None:
         """Give a directory the name that its state asks for; one of the same name makes way."""
@@ -226,7 +243,7 @@ class Directories:
 
     def _rename(self, found: Directory, path: Path) -> None:
         self._files.rename(found.path, path)
-        found.path = path
+        found.mapped.directory = path
 
     def _building_path(self) -> Path:
         path = self.root / _BUILDING
@@ -234,9 +251,12 @@ class Directories:
             self._to_trash(path)
         return path
 
-    def _to_trash(self, path: Path) -> None:
+    def _mapped(self, path: Path, layout: Layout) -> MappedFiles:
+        return MappedFiles(path, layout, self._files, writable=True)
+
+    def _to_trash(self, path: Path, mapped: MappedFiles | None = None) -> None:
         number = 0
         while exists(self._files, trash := self.root / f"{_TRASH}{number}"):
             number += 1
         self._files.rename(path, trash)
-        self._trash.append(trash)
+        self._trash.append((trash, mapped))

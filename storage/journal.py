@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -72,11 +73,12 @@ class Journal:
         self._files.sync(self._fd)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, which is read again only if the building did not end well."""
         with self._lock:
-            if self._fd >= 0:
-                self._files.close(self._fd)
-                self._fd = -1
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                with suppress(OSError):  # Linux has let go of the descriptor all the same
+                    self._files.close(fd)
 
     def remove(self) -> None:
         """Close and delete the file."""

@@ -143,11 +143,9 @@ class StreamSlots:
         with self._lock:
             found = self._get(slot)
             self._pins[found] += 1
-        mapped = MappedFiles(found.path, found.layout, self._files, writable=False)
         try:
-            yield mapped
+            yield found.mapped
         finally:
-            mapped.close()
             self._unpin(found)
 
     def pin(self, slot: Slot) -> None:
@@ -254,14 +252,13 @@ class StreamSlots:
         spare = self._spare_of(found)
         if spare is not None:
             self._check_space(plan(spare.layout, layout, same_bytes=True), 0)
-            self._start(spare, spare.layout, Phase.BUILDING)
+            self._start(spare, spare.mapped, Phase.BUILDING)
             return lambda building: building.advance(layout), None
         if self.count == 1 and found.layout == layout:
             self._check_exclusive(found, exclusive)
-            self._start(found, layout, Phase.UNDO)
+            self._start(found, found.mapped, Phase.UNDO)
             return lambda _: None, None
-        mapped = MappedFiles(found.path, found.layout, self._files, writable=False)
-        fill = self._choose_copy(layout, mapped, found)
+        fill = self._choose_copy(layout, found.mapped, found)
         self._pins[found] += 1
         return fill, found
 
@@ -278,13 +275,14 @@ class StreamSlots:
         if victim is not None and reuse:
             change = plan(victim.layout, layout, same_bytes=False)
             self._check_space(change, 0)
-            self._start(victim, layout, Phase.BUILDING, forget=True)
+            self._start(victim, victim.mapped.relaid(layout, change.kept), Phase.BUILDING, forget=True)
         else:
             change = plan(None, layout, same_bytes=False)
             self._check_space(change, victim.layout.size if victim else 0)
             if victim is not None:
                 self._drop(victim)
-            self._start(self._directories.create(layout), layout, None)
+            created = self._directories.create(layout)
+            self._start(created, created.mapped, None)
         return lambda building: reshape(
             self._files, building.directory, change, source, building.journal, self._threads, overwrite_kept=reuse
         )
@@ -300,13 +298,12 @@ class StreamSlots:
             )
         return min(free, key=lambda each: (each.is_whole, each.order, each.is_ready))
 
-    def _start(self, found: Directory, layout: Layout, phase: Phase | None, *, forget: bool = False) -> None:
+    def _start(self, found: Directory, mapped: MappedFiles, phase: Phase | None, *, forget: bool = False) -> None:
         if phase is not None:
             self._directories.take(found, phase, forget=forget)
+        mapped.directory = found.path
         try:
-            self._building = Building(
-                self, found.path, layout, self._files, self._threads, keep_old=phase is Phase.UNDO
-            )
+            self._building = Building(self, mapped, self._files, self._threads, keep_old=phase is Phase.UNDO)
         except BaseException:
             self._directories.give_back(found)
             raise
@@ -385,7 +382,7 @@ class StreamSlots:
             proven=proven,
             withdrawn=False,
         )
-        self._directories.settle(found, state, building.layout)
+        self._directories.settle(found, state, building.mapped)
         self._building = self._under = None
 
     def abort_building(self, building: Building) -> None:

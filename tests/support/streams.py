@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,9 @@ class Stream:
 
     def chunks(self, old: int | None, new: int) -> list[bytes]:
         """The transition between two versions."""
-        return transition(None if old is None else self.source(old), self.source(new))
+        with ExitStack() as stack:
+            before = None if old is None else stack.enter_context(self.source(old))
+            return transition(before, stack.enter_context(self.source(new)))
 
     def build(self, old: int | None, new: int) -> Building:
         """A building that has received the whole transition between two versions."""
