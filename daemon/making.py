@@ -225,6 +225,7 @@ class Making:
         )
         body = signed(ObjectKind.OPENING, opening, self._key)
         self._desk.announce([self._header(Subject.OPENING, body), body])
+        _log.info("announced", stream=draft.stream, version=draft.version, attempt=short(draft.attempt))
         return opening
 
     def _parent_digests(self) -> bytes:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,14 +29,19 @@ class CommandError(Exception):
 
 
 class Node:
-    """One node: its home, its address and, while it runs, its daemon."""
+    """One node: its home, its address and, while it runs, its daemon.
 
-    def __init__(self, root: Path, name: str, site: str) -> None:
+    `address` is a free one on loopback unless given; `enter` goes before each of the node's commands, to run it
+    somewhere else on this machine.
+    """
+
+    def __init__(self, root: Path, name: str, site: str, address: str = "", enter: Sequence[str] = ()) -> None:
         self.name = name
         self.site = site
         self.home = root / name
         self.log = root / f"{name}.log"
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = address or f"127.0.0.1:{free_port()}"
+        self.enter = tuple(enter)
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -55,7 +60,7 @@ class Node:
         self, *arguments: str | Path, expect: int = 0, timeout_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run `patchswarm ARGUMENTS --home HOME`. Raises CommandError unless it ends with `expect`."""
-        line = [str(COMMAND), *map(str, arguments), "--home", str(self.home)]
+        line = [*self.enter, str(COMMAND), *map(str, arguments), "--home", str(self.home)]
         done = subprocess.run(
             line, capture_output=True, text=True, env=clean_environment(), timeout=timeout_s, check=False
         )
@@ -85,7 +90,7 @@ class Node:
         """Start the daemon and wait until it answers."""
         assert self._process is None, f"{self.name} runs already"
         process = subprocess.Popen(
-            [str(COMMAND), "daemon", "--home", str(self.home)],
+            [*self.enter, str(COMMAND), "daemon", "--home", str(self.home)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
