@@ -34,7 +34,7 @@ from .service import LocalService, OpenVersion
 from .streams import STREAM
 
 VERSION: Final = STREAM + "/versions/{version}"
-_KEPT_INDEXES: Final = 4
+_KEPT_INDEXES: Final = 2
 _LISTING_PROBLEMS: Final = (UnknownStreamError, UnknownVersionError, InvalidRequestError)
 _BYTES_PROBLEMS: Final = (*_LISTING_PROBLEMS, UnsatisfiableRangeError, PreconditionFailedError, StorageFailedError)
 
