@@ -114,7 +114,7 @@ class Node:
         match effect:
             case StreamKnown(stream) | HeadMoved(stream):
                 if self._config.streams.follows(stream):
-                    self.replica(stream)
+                    self.replica(stream).head_moved()
             case RouteReady(stream, route):
                 if stream in self.replicas:
                     self.replicas[stream].route_ready(route)

@@ -142,6 +142,11 @@ class Replica:
         if self._waits_for_base():
             self._wake.set()
 
+    def head_moved(self) -> None:
+        """The manifest of a newer head has come: it may be the base itself, to which no route leads."""
+        if self._base is not None:
+            self._wake.set()
+
     def _waits_for_base(self) -> bool:
         return self._base_path is not None and self._base is None and not self.slots.slots()
 
@@ -159,6 +164,7 @@ class Replica:
             await self._wake.wait()
             self._wake.clear()
             await self._try(self._compare_base)
+            await self._try(self._serve_base)
             route, self._route = self._route, None
             if route and not await self._try(partial(self._follow, route)) and self._route is None:
                 self._route = route
@@ -209,6 +215,23 @@ class Replica:
         if self._base is None:
             self._base_path = None  # every version was compared: fetch from nothing
         self._hold()
+
+    async def _serve_base(self) -> None:
+        """Commit a copy of the base when it is the head: no route leads where one is already."""
+        base, head = self._base, self._fleet.swarm.gossip.head(self.stream)
+        if base is None or head is None or self.slots.slots() or self._fleet.manifest(base.manifest) != head:
+            return
+        slot = await _finish(asyncio.to_thread(self._copy_base, base, head))
+        _log.info("committed", stream=self.stream, version=slot.version, manifest=short(slot.manifest))
+        self.committed(slot)
+
+    def _copy_base(self, base: BaseSource, manifest: Manifest) -> Slot:
+        building = self.slots.begin(base.layout, base)
+        try:
+            return building.commit(manifest.epoch, manifest.version, base.manifest, manifest.label, proven=False)
+        except BaseException:
+            building.abort()
+            raise
 
     def _verify_base(self, path: Path, transition: Transition) -> BaseSource:
         layout, digests = read_layout(self._store, transition), read_digests(self._store, transition)
