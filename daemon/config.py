@@ -17,7 +17,7 @@ import msgspec
 
 from ..protocol.errors import MessageError
 from ..protocol.ids import check_stream_name
-from .errors import ConfigError
+from .errors import BadInputError, ConfigError
 from .home import Home, write_private
 from .units import Rate, Size, is_wildcard, parse_address
 
@@ -211,7 +211,10 @@ def _resolve(config: Config, root: Path) -> Config:
     """`config` with absolute paths."""
 
     def absolute(path: Path) -> Path:
-        return root / path.expanduser()
+        try:
+            return root / path.expanduser()
+        except RuntimeError:
+            raise ConfigError(f"{root / 'config.toml'}: {path}: no such user") from None
 
     replace = msgspec.structs.replace
     return replace(
@@ -245,9 +248,12 @@ def render(values: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def write(home: Home, values: Mapping[str, Mapping[str, object]]) -> Config:
-    """Write the config.toml of a new home; returns what it says. Raises ConfigError for values it may not hold."""
+    """Write the config.toml of a new home; returns what it says. Raises BadInputError for values it may not hold."""
     text = render(values)
-    config = Config.parse(text, home)
+    try:
+        config = Config.parse(text, home)
+    except ConfigError as error:
+        raise BadInputError(str(error).removeprefix(f"{home.config}: ")) from None
     write_private(home.config, text.encode())
     return config
 

@@ -34,8 +34,12 @@ class Home:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Home:
-        """The home at `path`, which need not exist."""
-        return cls(Path(os.path.abspath(Path(path).expanduser())))  # noqa: PTH100 -- keeps symlinks as given
+        """The home at `path`, which need not exist. Raises HomeError for the `~` of a user that does not."""
+        try:
+            expanded = Path(path).expanduser()
+        except RuntimeError:
+            raise HomeError(f"{path}: no such user; give --home as a path") from None
+        return cls(Path(os.path.abspath(expanded)))  # noqa: PTH100 -- keeps symlinks as given
 
     @property
     def config(self) -> Path:

@@ -43,7 +43,7 @@ from ...protocol.manifest import Membership
 from ...protocol.signed import peek, sign, verify
 from .. import config as configuration
 from ..config import Config
-from ..errors import BadInputError, RefusedError, UnreachableError
+from ..errors import BadInputError, DaemonError, RefusedError, UnreachableError
 from ..home import Home
 from ..units import format_address, parse_address
 from . import authority, identity, invites, tls
@@ -54,6 +54,7 @@ EXCHANGE_TIMEOUT_S: Final = 10.0
 
 _READ_BYTES: Final = 4096
 _ATTEMPTS: Final = 3
+_OUT_OF_TIME: Final = {9, 10}  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -140,6 +141,9 @@ async def serve_join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
             await _send(writer, answer)
     except (ProtocolError, OSError, TimeoutError) as error:
         _log.info("join attempt failed", why=str(error) or type(error).__name__)
+        return
+    except DaemonError as error:
+        _log.error("cannot answer a joiner", why=str(error))
         return
     if isinstance(answer, Refusal):
         _log.warning("join refused", why=answer.reason.name.lower())
@@ -277,8 +281,9 @@ async def _exchange(
     except TimeoutError:
         raise UnreachableError(f"{address}: no answer within {EXCHANGE_TIMEOUT_S:.0f} s") from None
     except ssl.SSLCertVerificationError as error:
+        hint = "; are both clocks right?" if error.verify_code in _OUT_OF_TIME else ""
         raise RefusedError(
-            f"{address}: its certificate is not of the token's cluster: {error.verify_message}"
+            f"{address}: its certificate does not hold in the token's cluster: {error.verify_message}{hint}"
         ) from None
     except (ssl.SSLError, ProtocolError):
         raise UnreachableError(f"{address}: does not answer like a patchswarm head") from None

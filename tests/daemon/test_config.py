@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from patchswarm.daemon import config as configuration
 from patchswarm.daemon.config import Config
-from patchswarm.daemon.errors import ConfigError
+from patchswarm.daemon.errors import BadInputError, ConfigError
 from patchswarm.daemon.exits import Exit
 from patchswarm.daemon.home import Home
 
@@ -127,6 +127,7 @@ def test_a_wrong_key_is_named(home, text, message):
         ("[limits]\nupload = '5'", "limits.upload: '5' is not a rate"),
         ("[node]\nlisten = 'nowhere'", "node: 'nowhere' is not an address"),
         ("[node]\nadvertise = ['0.0.0.0:1']", "node: '0.0.0.0:1' is a wildcard"),
+        ("[storage]\nslot_dir = '~no-such-user/x'", "~no-such-user/x: no such user"),
         ("[node]\nseeds = ['x']", "node: 'x' is not an address"),
         ("[streams]\nfollow = ['a/b']", "streams: stream name 'a/b' is not allowed"),
         ("[stream.'..']\nbase = '/x'", "stream...: stream name '..' is not allowed"),
@@ -148,7 +149,7 @@ def test_a_file_that_is_not_text_is_named(home):
 
 
 def test_nothing_wrong_is_written(home):
-    with pytest.raises(ConfigError):
+    with pytest.raises(BadInputError, match=r"^node: 'nowhere' is not an address"):
         configuration.write(home, {"node": {"listen": "nowhere"}})
     assert not home.config.exists()
 

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from daemon.nodes import UTC_NOW, Head, free_port, listening, make_head, make_member
 
 from patchswarm.daemon.config import Config
-from patchswarm.daemon.errors import BadInputError, ConfigError, HomeError, RefusedError, UnreachableError
+from patchswarm.daemon.errors import BadInputError, HomeError, RefusedError, UnreachableError
 from patchswarm.daemon.exits import Exit
 from patchswarm.daemon.fleet import authority, enrol, invites, tls
 from patchswarm.daemon.fleet.enrol import Issuer
@@ -210,7 +211,7 @@ async def test_another_member_at_the_heads_address_never_sees_the_secret(head, h
 async def test_an_outsider_that_shows_the_true_ca_certificate_never_sees_the_secret(head, home, tmp_path):
     outsider = make_head(tmp_path / "outsider").identity
     async with eavesdropping(head, outsider) as heard:
-        assert "its certificate is not of the token's cluster" in await refused(invite(head), home)
+        assert "its certificate does not hold in the token's cluster" in await refused(invite(head), home)
         assert await heard.get() == b""
         assert heard.empty()
 
@@ -297,7 +298,8 @@ async def test_a_taken_home_or_a_wrong_option_costs_no_use(head, home):
     async with serving(head):
         with pytest.raises(HomeError, match="already a home"):
             await enrol.join(token, head.home, site="b")
-        await refused(token, home, ConfigError, listen="nowhere")
+        await refused(token, home, BadInputError, listen="nowhere")
+        await refused(token, home, BadInputError, advertise=("nowhere",))
         assert uses_left(head) == [1]
         await enrol.join(token, home, site="b")
 
@@ -442,6 +444,26 @@ async def test_a_stranger_that_trickles_is_hung_up_on(head, monkeypatch):
     monkeypatch.setattr(enrol, "EXCHANGE_TIMEOUT_S", 0.1)
     async with serving(head):
         assert await stranger(head, b"\x00\x00", end=False) in {b"", None}
+
+
+async def test_an_issuer_that_cannot_write_hangs_up_and_lives_on(head, home):
+    token = invite(head)
+    (path,) = head.home.invites.iterdir()
+    good = path.read_bytes()
+    path.write_bytes(b"torn")
+    with structlog.testing.capture_logs() as logged:
+        async with serving(head):
+            assert "hung up without an answer" in await refused(token, home, UnreachableError)
+            path.write_bytes(good)
+            await enrol.join(token, home, site="b")
+    told = [entry for entry in logged if entry["log_level"] == "error"]
+    assert path.name in told[0]["why"]
+
+
+async def test_a_head_out_of_time_points_at_the_clocks(tmp_path, home):
+    head = make_head(tmp_path / "old", now=UTC_NOW - dt.timedelta(days=91))
+    async with serving(head):
+        assert (await refused(invite(head), home)).endswith("certificate has expired; are both clocks right?")
 
 
 async def test_no_secret_is_logged(head, home, capsys):

@@ -212,3 +212,8 @@ def test_the_home_of_a_user_is_found(monkeypatch, tmp_path):
     assert Home.at("~/.patchswarm").root == tmp_path / ".patchswarm"
     monkeypatch.chdir(tmp_path)
     assert Home.at("here").root == tmp_path / "here"
+
+
+def test_the_home_of_a_user_that_does_not_exist_is_named():
+    with pytest.raises(HomeError, match="~no-such-user/x: no such user"):
+        Home.at("~no-such-user/x")
