@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -160,9 +161,11 @@ class LocalFleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        running = [node for node in self.nodes.values() if node.running]
-        for node in running:
-            node.kill() if kind else node.stop()
+        with ThreadPoolExecutor(len(self.nodes) or 1) as pool:
+            # Every one is ended, whatever another says; a daemon that ended by itself is an error too.
+            ends = [pool.submit(node.kill if kind else node.stop) for node in self.nodes.values()]
+        for end in ends:
+            end.result()
 
     @property
     def head(self) -> Node:
