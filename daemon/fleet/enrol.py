@@ -126,7 +126,7 @@ def invite(home: Home, own: Identity, config: Config, *, ttl_s: float, uses: int
 
 
 async def serve_join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, issuer: Issuer) -> None:
-    """Answer one joiner on a connection that `tls.classify` found to be one. The caller closes the connection.
+    """Answer one joiner on a connection that `tls.classify` found to be one, and close it.
 
     Whatever the stranger does, this returns within EXCHANGE_TIMEOUT_S and raises nothing of theirs.
     """
@@ -135,18 +135,19 @@ async def serve_join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
         async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
             await _send(writer, Authority(issuer.identity.ca_der, challenge))
             request = await _receive(reader)
-            if request is None:
-                return  # it only came for the certificate
-            answer = await asyncio.to_thread(issuer.answer, request, challenge)
-            await _send(writer, answer)
+            if request is not None:  # else it only came for the certificate
+                answer = await asyncio.to_thread(issuer.answer, request, challenge)
+                await _send(writer, answer)
+                if isinstance(answer, Refusal):
+                    _log.warning("join refused", why=answer.reason.name.lower())
+            writer.close()
+            await writer.wait_closed()
     except (ProtocolError, OSError, TimeoutError) as error:
         _log.info("join attempt failed", why=str(error) or type(error).__name__)
-        return
     except DaemonError as error:
         _log.error("cannot answer a joiner", why=str(error))
-        return
-    if isinstance(answer, Refusal):
-        _log.warning("join refused", why=answer.reason.name.lower())
+    finally:
+        writer.transport.abort()  # does nothing when it is closed
 
 
 @dataclass(frozen=True)

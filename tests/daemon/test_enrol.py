@@ -446,6 +446,27 @@ async def test_a_stranger_that_trickles_is_hung_up_on(head, monkeypatch):
         assert await stranger(head, b"\x00\x00", end=False) in {b"", None}
 
 
+async def test_every_join_connection_is_closed_by_the_issuer_itself(head):
+    issuer = Issuer.of(head.home, head.identity, head.config)
+    ended = asyncio.Queue()
+
+    async def accept(reader, writer):
+        await enrol.serve_join(reader, writer, issuer)
+        ended.put_nowait(writer.transport.is_closing())
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=head.identity.server_tls())
+    async with server:
+        for send in (encode_frame(b"\xc1"), encode_frame(encode_join(Refusal(Reason.USED)))):
+            port = server.sockets[0].getsockname()[1]
+            context = tls.joiner_context(head.identity.ca_der)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(send)
+            with contextlib.suppress(OSError):
+                await reader.read()  # ends although this side never closes
+            assert await ended.get()
+            writer.transport.abort()
+
+
 async def test_an_issuer_that_cannot_write_hangs_up_and_lives_on(head, home):
     token = invite(head)
     (path,) = head.home.invites.iterdir()
