@@ -45,3 +45,17 @@ class RefusedError(DaemonError):
     """The other side, or this node's own role, does not allow it."""
 
     exit = Exit.REFUSED
+
+
+class ConflictError(DaemonError):
+    """The stream has moved on, or is being worked on."""
+
+    exit = Exit.CONFLICT
+
+
+class NotRisingError(ConflictError):
+    """A version number that is not above the newest one, which `newest` names."""
+
+    def __init__(self, message: str, newest: int) -> None:
+        super().__init__(message)
+        self.newest = newest

@@ -35,6 +35,7 @@ from ..protocol.manifest import (
     TransitionPart,
 )
 from ..protocol.messages import ObjectKind
+from ..protocol.roster import build_roster
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer, seal_blob
 from ..protocol.signed import Signable, object_digest, sign
 from ..storage.building import Building
@@ -44,7 +45,6 @@ from ..storage.chunks import ChunkStore
 from ..storage.diff import Diff, DiffResult, Made, Parent
 from ..storage.slots import Slot
 from .fleet.fleet import Fleet
-from .local.model import PublishProgress, PublishResult
 from .replica import Replica
 from .transition import read_digests
 
@@ -104,6 +104,20 @@ class Draft:
     parent: Slot | None
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that exists now, and what it cost."""
+
+    slot: Slot
+    full_bytes: int
+    patch_bytes: int
+    elements: int
+    changed: int
+    chunks: int
+    seconds: dict[str, float]
+    """By stage, summed over threads; `total` and `commit` on the wall."""
+
+
 class Making:
     """The making of one version. The caller holds the replica's `building_lock`."""
 
@@ -113,7 +127,7 @@ class Making:
         draft: Draft,
         replica: Replica,
         key: Ed25519PrivateKey,
-        progress: Callable[[PublishProgress], None],
+        progress: Callable[[int, int], None],
     ) -> None:
         self._desk = desk
         self._draft = draft
@@ -125,7 +139,7 @@ class Making:
         self._layout: BlobRef | None = None
         self._seconds: dict[str, float] = {}
 
-    async def run(self, *, register_only: bool) -> PublishResult:
+    async def run(self, *, register_only: bool) -> Published:
         """Make it. Cancelled before the manifest is signed it leaves nothing; afterwards it is finished first."""
         began = time.perf_counter()
         self._layout = await asyncio.to_thread(self._layout_ref)
@@ -184,6 +198,7 @@ class Making:
                 if draft.parent is not None:
                     files = stack.enter_context(self._replica.slots.hold(draft.parent))
                     parent = Parent(files, await asyncio.to_thread(self._parent_digests))
+                job_bytes, chunk_bytes = self._sizes()
                 diff = Diff(
                     draft.source,
                     parent,
@@ -193,7 +208,8 @@ class Making:
                     made=lambda made: _hand_over(loop, pages.add, made),
                     advanced=lambda size: _hand_over(loop, self._advance, size),
                     codec=self._desk.codec,
-                    job_bytes=self._job_bytes(),
+                    job_bytes=job_bytes,
+                    chunk_bytes=chunk_bytes if draft.parent is None else MAX_CHUNK_BYTES,
                     threads=self._desk.threads,
                 )
                 try:
@@ -221,7 +237,7 @@ class Making:
             draft.attempt,
             self._size,
             (OpeningPart(self._desk.fleet.node, draft.key, 0, self._layout),),
-            (),
+            build_roster(self._desk.fleet.swarm.gossip.nodes, self._desk.fleet.node),
         )
         body = signed(ObjectKind.OPENING, opening, self._key)
         self._desk.announce([self._header(Subject.OPENING, body), body])
@@ -232,23 +248,23 @@ class Making:
         known = self._into_parent()
         return b"" if known is None else read_digests(self._desk.store, known)
 
-    def _job_bytes(self) -> int:
-        """Input of one chunk, so that its sealed size comes near DESIGN.md's chunk size."""
-        if self._draft.parent is None:
-            return MIN_JOB_BYTES
-        known = self._into_parent()
-        share = FIRST_PATCH_SHARE
-        if known is not None and known.kind is Route.STEP and self._size:
-            share = max(sum(part.size for part in known.parts) / self._size, 1e-5)
-        target = min(
-            max(share * self._size / (CHUNKS_PER_SITE * self._desk.fleet.sites()), MIN_CHUNK_BYTES), MAX_CHUNK_BYTES
-        )
-        memory = self._desk.memory_limit // (4 * self._desk.threads)
-        return int(min(max(target / share, MIN_JOB_BYTES), MAX_JOB_BYTES, max(memory, MIN_JOB_BYTES)))
+    def _sizes(self) -> tuple[int, int]:
+        """(input of one job, contents of one chunk), in bytes: so that each site has some 64 chunks to share out."""
+        share = 1.0
+        if self._draft.parent is not None:
+            known = self._into_parent()
+            measured = known is not None and known.kind is Route.STEP and self._size
+            share = FIRST_PATCH_SHARE
+            if known is not None and measured:
+                share = max(sum(part.size for part in known.parts) / self._size, 1e-5)
+        target = share * self._size / (CHUNKS_PER_SITE * self._desk.fleet.sites())
+        chunk = int(min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES))
+        memory = max(self._desk.memory_limit // (4 * self._desk.threads), MIN_JOB_BYTES)
+        return int(min(max(chunk / share, MIN_JOB_BYTES), MAX_JOB_BYTES, memory)), chunk
 
     def _advance(self, size: int) -> None:
         self._done_bytes += size
-        self._progress(PublishProgress(stage="encode", done_bytes=self._done_bytes, total_bytes=self._size))
+        self._progress(self._done_bytes, self._size)
 
     # -- finishing ------------------------------------------------------------------------------------------
 
@@ -319,21 +335,15 @@ class Making:
         header = Header(subject, self._draft.stream, self._draft.epoch, self._draft.version, body[1])
         return signed(ObjectKind.HEADER, header, self._key)
 
-    def _result(self, slot: Slot, transition: Transition, found: DiffResult) -> PublishResult:
-        patch = sum(part.size for part in transition.parts)
-        return PublishResult(
-            stream=slot.stream,
-            epoch=slot.epoch,
-            version=slot.version,
-            label=slot.label,
-            manifest=slot.manifest.hex(),
-            changed_fraction=found.changed / found.elements if found.elements else 0.0,
-            changed_elements=found.changed,
-            full_bytes=self._size,
-            patch_bytes=patch,
-            ratio=self._size / patch if patch else 0.0,
-            chunks=len(found.chunks),
-            seconds=found.seconds | self._seconds,
+    def _result(self, slot: Slot, transition: Transition, found: DiffResult) -> Published:
+        return Published(
+            slot,
+            self._size,
+            sum(part.size for part in transition.parts),
+            found.elements,
+            found.changed,
+            len(found.chunks),
+            found.seconds | self._seconds,
         )
 
 

@@ -15,10 +15,9 @@ from ..protocol.manifest import StreamRecord
 from ..protocol.messages import ObjectKind
 from ..storage.checkpoint import scan
 from ..storage.slots import Slot
+from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.identity import Identity
-from .local.errors import NotPublisherError, PublishBusyError, VersionNotRisingError
-from .local.model import PublishProgress, PublishRequest, PublishResult
-from .making import Desk, Draft, Making, signed
+from .making import Desk, Draft, Making, Published, signed
 from .replica import Replica
 
 _FIRST_EPOCH: Final = 1
@@ -35,21 +34,29 @@ class Publisher:
         self._busy: set[str] = set()
 
     async def publish(
-        self, stream: str, request: PublishRequest, progress: Callable[[PublishProgress], None]
-    ) -> PublishResult:
-        """Publish one directory.
+        self,
+        stream: str,
+        directory: Path,
+        progress: Callable[[int, int], None],
+        *,
+        version: int | None = None,
+        label: str = "",
+        register_only: bool = False,
+    ) -> Published:
+        """Publish one directory, calling `progress(done_bytes, total_bytes)` now and then.
 
-        Raises NotPublisherError, VersionNotRisingError, PublishBusyError, MessageError for a name that no stream
-        may have, and StorageError for a directory that cannot be published or a disk that is full.
+        With `register_only` the hosts have the bytes already, and nothing is sent. Raises RefusedError, ConflictError,
+        MessageError for a name that no stream may have, and StorageError for a directory that cannot be published or
+        a disk that is full.
         """
         check_stream_name(stream)
         key = self._publisher_key(stream)
         if stream in self._busy:
-            raise PublishBusyError(f"a publish to stream {stream} is under way: wait for it to end")
+            raise ConflictError(f"a publish to stream {stream} is under way: wait for it to end")
         self._busy.add(stream)
         try:
-            version = self._next_version(stream, request.version)
-            source = await asyncio.to_thread(scan, Path(request.directory))
+            number = self._next_version(stream, version)
+            source = await asyncio.to_thread(scan, directory)
             with source:
                 self._begin_stream(stream, key)
                 replica = self._replica(stream)
@@ -57,14 +64,14 @@ class Publisher:
                     draft = Draft(
                         stream,
                         self._desk.fleet.swarm.gossip.streams[stream].epoch,
-                        version,
-                        request.label,
+                        number,
+                        label,
                         secrets.token_bytes(16),
                         secrets.token_bytes(32),
                         source,
                         self._parent(stream, replica),
                     )
-                    return await Making(self._desk, draft, replica, key, progress).run(register_only=request.base)
+                    return await Making(self._desk, draft, replica, key, progress).run(register_only=register_only)
         finally:
             self._busy.discard(stream)
 
@@ -81,12 +88,12 @@ class Publisher:
     def _publisher_key(self, stream: str) -> Ed25519PrivateKey:
         key = self._identity.publisher_key
         if key is None:
-            raise NotPublisherError("this node has no publisher key: publish on the head, where 'patchswarm init' ran")
+            raise RefusedError("this node has no publisher key: publish on the head, where 'patchswarm init' ran")
         record = self._desk.fleet.swarm.gossip.streams.get(stream)
         if record is None and self._identity.ca_key is None:
-            raise NotPublisherError(f"stream {stream} is new, and only the node with the cluster's CA key can begin it")
+            raise RefusedError(f"stream {stream} is new, and only the node with the cluster's CA key can begin it")
         if record is not None and record.publisher != key.public_key().public_bytes_raw():
-            raise NotPublisherError(f"stream {stream} belongs to another publisher key than this node's")
+            raise RefusedError(f"stream {stream} belongs to another publisher key than this node's")
         return key
 
     def _next_version(self, stream: str, asked: int | None) -> int:
@@ -95,10 +102,10 @@ class Publisher:
         if asked is None:
             return newest + 1
         if head is not None and asked <= newest:
-            raise VersionNotRisingError(
+            raise NotRisingError(
                 f"version {asked} of {stream} does not rise: the newest is {newest}; name a higher one, or none to "
                 f"take {newest + 1}",
-                newest=newest,
+                newest,
             )
         return asked
 

@@ -6,14 +6,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 from ..protocol.link import Link
 from ..protocol.manifest import Manifest, NodeRecord
 from ..storage.errors import SlotGoneError
 from ..storage.slots import Lease, Slot
+from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.fleet import Fleet
-from .local.errors import UnknownStreamError, UnknownVersionError, VersionNotReadyError
+from .local.errors import (
+    NotPublisherError,
+    PublishBusyError,
+    UnknownStreamError,
+    UnknownVersionError,
+    VersionNotReadyError,
+    VersionNotRisingError,
+)
 from .local.model import (
     HeadInfo,
     LastError,
@@ -178,7 +187,39 @@ class NodeService:
         self, stream: str, request: PublishRequest, progress: Callable[[PublishProgress], None]
     ) -> PublishResult:
         """Publish a checkpoint directory."""
-        return await self._publisher.publish(stream, request, progress)
+
+        def relay(done_bytes: int, total_bytes: int) -> None:
+            progress(PublishProgress(stage="encode", done_bytes=done_bytes, total_bytes=total_bytes))
+
+        try:
+            made = await self._publisher.publish(
+                stream,
+                Path(request.directory),
+                relay,
+                version=request.version,
+                label=request.label,
+                register_only=request.base,
+            )
+        except RefusedError as error:
+            raise NotPublisherError(str(error)) from None
+        except NotRisingError as error:
+            raise VersionNotRisingError(str(error), newest=error.newest) from None
+        except ConflictError as error:
+            raise PublishBusyError(str(error)) from None
+        return PublishResult(
+            stream=stream,
+            epoch=made.slot.epoch,
+            version=made.slot.version,
+            label=made.slot.label,
+            manifest=made.slot.manifest.hex(),
+            changed_fraction=made.changed / made.elements if made.elements else 0.0,
+            changed_elements=made.changed,
+            full_bytes=made.full_bytes,
+            patch_bytes=made.patch_bytes,
+            ratio=made.full_bytes / made.patch_bytes if made.patch_bytes else 0.0,
+            chunks=made.chunks,
+            seconds=made.seconds,
+        )
 
     async def lease(self, stream: str, version: int | None, ttl_s: float) -> LeaseInfo:
         """Hold a version's slot."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from .chance import Chance
 from .manifest import NodeRecord
 
 MAX_LINKS: Final = 48
@@ -29,7 +29,7 @@ class _Try:
 class Dialer:
     """Keeps a node connected: to its seeds, and to the nodes that gossip tells of."""
 
-    def __init__(self, seeds: Iterable[str], rng: random.Random) -> None:
+    def __init__(self, seeds: Iterable[str], rng: Chance) -> None:
         self._seeds = tuple(seeds)
         self._rng = rng
         self._tries: dict[str, _Try] = {}

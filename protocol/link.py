@@ -9,6 +9,15 @@ from .manifest import NodeRecord
 from .series import ChunkSet
 
 MIN_DEADLINE_S: Final = 2.0
+MIN_WINDOW_BYTES: Final = 256 * 1024
+FIRST_RTT_S: Final = 0.1
+"""Taken for a round trip until one has been measured."""
+
+RATE_MEMORY_S: Final = 10.0
+"""How long the best delivery rate counts: as BBR's max filter, which outlives a pause but not a change of path."""
+
+FORGIVE_S: Final = 10.0
+
 MAX_SERIES: Final = 4096
 """Series of which a peer's HAVE is remembered."""
 
@@ -23,6 +32,7 @@ class Flight:
     size: int
     sent_at_s: float
     deadline_s: float
+    delivered_before: int  # bytes that had come over the link when this was asked
     late: bool = False  # the deadline has passed and the chunk may be asked for elsewhere
 
 
@@ -39,51 +49,75 @@ class Link:
     record: NodeRecord | None = None  # set by Hello; nothing else is said or heard before
     srtt_s: float | None = None
     rttvar_s: float = 0.0
-    goodput: float = 0.0  # bytes per second that arrive from there, smoothed
+    min_rtt_s: float | None = None
+    goodput: float = 0.0  # best recent delivery rate, bytes per second
+    goodput_at_s: float = 0.0
     haves: dict[bytes, ChunkSet] = field(default_factory=dict)
     unsaid: dict[bytes, ChunkSet] = field(default_factory=dict)  # HAVEs waiting to be sent together
+    deferred: dict[bytes, ChunkSet] = field(default_factory=dict)  # rejected as busy: not asked before the next turn
     flights: dict[int, Flight] = field(default_factory=dict)
     by_name: dict[bytes, int] = field(default_factory=dict)
     inflight_bytes: int = 0
     next_request: int = 0
     damaged: set[bytes] = field(default_factory=set)  # names that a lane brought damaged: asked again over TLS
     strikes: int = 0
+    struck_at_s: float = 0.0
     received_bytes: int = 0
-    sent_bytes: int = 0
-    pinged_at_s: float = 0.0
+
+    @property
+    def site(self) -> str:
+        """The peer's site, empty before its hello."""
+        return self.record.site if self.record else ""
 
     def measured_rtt(self, rtt_s: float) -> None:
-        """Smooth a round-trip time as RFC 6298 does."""
-        if self.srtt_s is None:
-            self.srtt_s, self.rttvar_s = rtt_s, rtt_s / 2
+        """Smooth a round-trip time as RFC 6298 does, and keep the least one: our own queues hide in the others."""
+        if self.srtt_s is None or self.min_rtt_s is None:
+            self.srtt_s, self.rttvar_s, self.min_rtt_s = rtt_s, rtt_s / 2, rtt_s
         else:
             self.rttvar_s += (abs(self.srtt_s - rtt_s) - self.rttvar_s) / 4
             self.srtt_s += (rtt_s - self.srtt_s) / 8
+            self.min_rtt_s = min(self.min_rtt_s, rtt_s)
+
+    def window_bytes(self) -> int:
+        """Bytes that may be asked of the peer at once: twice what its best rate fills one empty round trip with.
+
+        Twice, so that it doubles each round trip until the rate stops growing, as slow start does.
+        """
+        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
+        return max(MIN_WINDOW_BYTES, int(2 * self.goodput * rtt))
+
+    def room_bytes(self) -> int:
+        """What of the window is free. A chunk may be asked for as long as there is any."""
+        return self.window_bytes() - self.inflight_bytes
 
     def depart(self, attempt: bytes, ordinal: int, name: bytes, size: int, now_s: float) -> int:
         """Note a request; returns its number on this connection."""
         number = self.next_request
         self.next_request = (number + 1) & 0xFFFFFFFF
-        rtt = self.srtt_s or 0.2
-        rate = self.goodput or 1e6
-        expected = rtt + 4 * self.rttvar_s + (self.inflight_bytes + size) / rate
-        self.flights[number] = Flight(attempt, ordinal, name, size, now_s, now_s + max(MIN_DEADLINE_S, 4 * expected))
-        self.by_name[name] = number
         self.inflight_bytes += size
+        deadline = now_s + max(MIN_DEADLINE_S, 4 * self.expected_s(self.inflight_bytes))
+        self.flights[number] = Flight(attempt, ordinal, name, size, now_s, deadline, self.received_bytes)
+        self.by_name[name] = number
         return number
+
+    def expected_s(self, size: int) -> float:
+        """Seconds in which `size` bytes asked for now should come."""
+        rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
+        return rtt + 4 * self.rttvar_s + size / (self.goodput or 1e6)
 
     def land(self, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         """Close a request, by its chunk or without it. Returns None when there is no such request."""
         flight = self.flights.pop(number, None)
         if flight is None:
             return None
-        self.by_name.pop(flight.name, None)
+        if self.by_name.get(flight.name) == number:
+            del self.by_name[flight.name]
+        self.inflight_bytes -= flight.size
         if arrived:
             self.received_bytes += flight.size
-            # What was in flight when this chunk was asked for came within its time: that is the link's rate.
-            rate = self.inflight_bytes / max(now_s - flight.sent_at_s, 1e-4)
-            self.goodput = rate if not self.goodput else self.goodput + (rate - self.goodput) / 8
-        self.inflight_bytes -= flight.size
+            rate = (self.received_bytes - flight.delivered_before) / max(now_s - flight.sent_at_s, 1e-4)
+            if rate >= self.goodput or now_s - self.goodput_at_s > RATE_MEMORY_S:
+                self.goodput, self.goodput_at_s = rate, now_s
         return flight
 
     def offers(self, attempt: bytes) -> ChunkSet | None:
@@ -98,3 +132,18 @@ class Link:
                 self.haves.pop(next(iter(self.haves)))
             known = self.haves[attempt] = ChunkSet()
         return known
+
+    def strike(self, now_s: float) -> None:
+        """Note that the peer was late, or sent damaged bytes: it is asked after the others for a while."""
+        self.strikes += 1
+        self.struck_at_s = now_s
+
+    def forgive(self, now_s: float) -> None:
+        """Take one strike back for every FORGIVE_S of good conduct."""
+        if self.strikes and now_s - self.struck_at_s > FORGIVE_S:
+            self.strikes -= 1
+            self.struck_at_s = now_s
+
+    def defer(self, attempt: bytes, ordinal: int) -> None:
+        """Do not ask for this chunk here before `undefer`."""
+        self.deferred.setdefault(attempt, ChunkSet()).add(ordinal)

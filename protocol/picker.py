@@ -1,81 +1,144 @@
-"""Picker: which missing chunk to ask from which peer next.
+"""Picker: what may be asked of which peer now, as bitmaps over the ordinals of one series.
 
-Nearest first: peers of the same site, then by round-trip time, then by what is already asked of them. Each peer
-is asked for no more bytes at once than its window. Where several chunks could be asked, a random one is, so that
-the members of a site fetch different ones and can exchange them.
+Same site first: whoever has a chunk there is asked at once. Across sites a chunk is asked by the border it was
+dealt to; from the seed only when its own site owns the chunk, else from any other holder. When a border, or an
+owner site, has brought nothing for a while, the next rank steps in; a border with nothing to do steals from the
+far end of what nobody has begun.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from .link import Link
-from .messages import META_ORDINAL
 from .ranges import iterate
-from .series import Series
+from .roster import Dealing
 
-WINDOW_BYTES: Final = 8 * 1024 * 1024
-"""Bytes asked of one peer at a time."""
+LEAST_PATIENCE_S: Final = 0.5
+FIRST_PATIENCE_S: Final = 1.0
+CLAIM_S: Final = 5.0
+"""How long a claim keeps others off a chunk."""
+
+OUTSIDER_RANK: Final = 3
+"""Members that are no border wait this many ranks more before they fetch across sites themselves."""
+
+_EVERYTHING: Final = -1
+"""Bitmap with every bit set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """One request to send."""
+@dataclass(slots=True)
+class Plan:
+    """What this node may fetch of one series across sites, kept up to date as chunks are named and time passes.
 
-    link: Link
-    series: Series
-    ordinal: int
-
-
-def pick(
-    series: Sequence[Series],
-    lists: Sequence[Series],
-    links: Iterable[Link],
-    under_way: set[bytes],
-    site: str,
-    rng: random.Random,
-) -> list[Pick]:
-    """Requests to send now.
-
-    `series` in order of urgency; of those in `lists` only the blobs are wanted. Chunks `under_way`
-    are left alone; the picked ones are added to it. The caller sends and notes each request.
+    `mine` are the ordinals that this node brings into its site, `owned` those that its site takes from the seed.
+    Without a dealing (a late joiner, an old transition) both are everything.
     """
-    picks: list[Pick] = []
-    ready = sorted(
-        (link for link in links if link.record is not None and link.inflight_bytes < WINDOW_BYTES),
-        key=lambda link: (link.strikes, link.record is None or link.record.site != site, link.srtt_s or 1.0),
-    )
-    room = {link.number: WINDOW_BYTES - link.inflight_bytes for link in ready}
-    todo = [(one, one.missing_meta(), 0) for one in lists]
-    todo += [(one, one.missing_meta(), one.missing_data()) for one in series]
-    for one, meta, data in todo:
-        if not meta and not data:
-            continue
-        for link in ready:
-            offered = link.offers(one.attempt)
-            if offered is None or room[link.number] <= 0:
+
+    dealing: Dealing | None
+    seeds: frozenset[bytes]
+    mine: int = 0
+    owned: int = 0
+    dealt: int = 0  # ordinals that the two masks above have been worked out for
+    alive: frozenset[bytes] = frozenset()
+    claimed: dict[int, float] = field(default_factory=dict)  # ordinal -> until when another border fetches it
+    progress_s: dict[object, float] = field(default_factory=dict)  # border id, or owner site -> last new chunk
+    began_s: float = 0.0
+    patience_s: float = FIRST_PATIENCE_S  # mean time between two pieces of progress
+    deviation_s: float = 0.0
+
+    @property
+    def _dealing(self) -> Dealing | None:
+        return self.dealing if self.dealing is not None and self.dealing.takes_part else None
+
+    def deal(self, named: int, alive: frozenset[bytes], now_s: float) -> None:
+        """Work out the masks for newly named ordinals, or for all when the living borders have changed."""
+        dealing = self._dealing
+        if dealing is None:
+            return
+        if not self.dealt:
+            self.began_s = now_s
+        if alive != self.alive:
+            self.alive, self.dealt, self.mine, self.owned = alive, 0, 0, 0
+        new = named & ~self.dealt
+        for ordinal in iterate(new):
+            if dealing.rank(ordinal, alive) == 0:
+                self.mine |= 1 << ordinal
+            if dealing.site_rank(ordinal) == 0:
+                self.owned |= 1 << ordinal
+        self.dealt |= new
+
+    def allowed(self, link: Link, site: str) -> int:
+        """Ordinals that may be asked of a peer by this node of `site`."""
+        if self._dealing is None:
+            return _EVERYTHING
+        if link.node in self.seeds:
+            return self.mine if link.site == site else self.mine & self.owned
+        return _EVERYTHING if link.site == site else self.mine
+
+    def heard(self, node: bytes, site: str, new: int, now_s: float) -> None:
+        """Note that a peer has new chunks: whoever was dealt them is at work."""
+        dealing = self._dealing
+        if dealing is None or not new or node in self.seeds:
+            return
+        if node in dealing.borders:
+            self._progressed(node, now_s)
+        if dealing.owns_any(site):
+            self._progressed(site, now_s)
+
+    def _progressed(self, who: object, now_s: float) -> None:
+        interval = now_s - self.progress_s.get(who, self.began_s)
+        self.deviation_s += (abs(interval - self.patience_s) - self.deviation_s) / 4
+        self.patience_s += (interval - self.patience_s) / 8
+        self.progress_s[who] = now_s
+
+    def claim(self, ordinals: int, now_s: float) -> None:
+        """Leave chunks to the one who claimed them, for a while."""
+        for ordinal in iterate(ordinals & self.dealt):
+            self.claimed[ordinal] = now_s + CLAIM_S
+            self.mine &= ~(1 << ordinal)
+
+    def step_in(self, missing: int, offered: int, now_s: float) -> Iterator[int]:
+        """Ordinals that this node takes over because those before it have brought nothing for a while.
+
+        `missing` are not here and not asked for; `offered` are offered by peers at other sites than the seed's. Each
+        ordinal yielded has become `mine`, and `owned` where the owner site has had its time too: claim it.
+        """
+        dealing = self._dealing
+        if dealing is None:
+            return
+        wait_s = max(LEAST_PATIENCE_S, self.patience_s + 4 * self.deviation_s)
+        for ordinal in iterate(missing & self.dealt & ~(self.mine & self.owned)):
+            if self.claimed.get(ordinal, 0.0) > now_s:
                 continue
-            wanted = [META_ORDINAL + index for index in _shuffled(offered.meta & meta, rng)]
-            wanted += _shuffled(offered.data & data, rng)
-            for ordinal in wanted:
-                name, size = one.entry(ordinal)
-                if name in under_way or name in link.by_name:
+            bit = 1 << ordinal
+            if not self.mine & bit:
+                rank = dealing.rank(ordinal, self.alive)
+                rank += OUTSIDER_RANK if not dealing.is_border else 0
+                if self._silent_s(dealing.border(ordinal, self.alive), now_s) < rank * wait_s:
                     continue
-                under_way.add(name)
-                room[link.number] -= size
-                picks.append(Pick(link, one, ordinal))
-                if room[link.number] <= 0:
-                    break
-    return picks
+                self.mine |= bit
+                yield ordinal
+            if not self.owned & bit and not offered & bit:
+                owner = dealing.owner(ordinal)
+                if self._silent_s(owner, now_s) >= max(dealing.site_rank(ordinal), 1) * wait_s:
+                    self.owned |= bit
 
+    def _silent_s(self, who: object, now_s: float) -> float:
+        return now_s - self.progress_s.get(who, self.began_s)
 
-def _shuffled(bitmap: int, rng: random.Random) -> list[int]:
-    """Ordinals of `bitmap` in rising order from a random start, around the end."""
-    ordinals = list(iterate(bitmap))
-    if len(ordinals) < 2:
-        return ordinals
-    start = rng.randrange(len(ordinals))
-    return ordinals[start:] + ordinals[:start]
+    def steal(self, missing: int, offered: int, now_s: float) -> int | None:
+        """The last chunk that nobody but the seed offers and nobody has claimed: for a border with nothing to do."""
+        dealing = self._dealing
+        if dealing is None or not dealing.is_border:
+            return None
+        free = missing & self.dealt & ~offered
+        while free:
+            ordinal = free.bit_length() - 1
+            if self.claimed.get(ordinal, 0.0) <= now_s:
+                self.mine |= 1 << ordinal
+                self.owned |= 1 << ordinal
+                return ordinal
+            free ^= 1 << ordinal
+        return None

@@ -95,6 +95,7 @@ class Series:
     pages: dict[int, bytes] = field(default_factory=dict)  # first ordinal -> signed page
     named: int = 0  # bitmap of data ordinals whose name is known
     have: ChunkSet = field(default_factory=ChunkSet)
+    asked: ChunkSet = field(default_factory=ChunkSet)  # requests under way
     _placed: ChunkSet = field(default_factory=ChunkSet)
 
     def describe(self, of: Opening | Transition) -> None:
@@ -159,9 +160,14 @@ class Series:
         """(name, sealed size) of the chunk with this number."""
         return self.meta[ordinal - META_ORDINAL] if ordinal >= META_ORDINAL else self.chunks[ordinal]
 
+    @property
+    def named_meta(self) -> int:
+        """Bitmap of all blob chunks."""
+        return (1 << len(self.meta)) - 1
+
     def missing_meta(self) -> int:
         """Bitmap of blob chunks that are not here."""
-        return ((1 << len(self.meta)) - 1) & ~self.have.meta
+        return self.named_meta & ~self.have.meta
 
     def missing_data(self) -> int:
         """Bitmap of named data chunks that are not here."""

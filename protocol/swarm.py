@@ -6,11 +6,11 @@ carries out `effects()`. Nothing here waits, reads a clock or opens a socket: `n
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from .chance import Chance
 from .dialer import Dialer
 from .effects import Dial, Effect, Hangup, Send
 from .errors import MessageError
@@ -58,13 +58,13 @@ class Settings:
 class Swarm:
     """Links, gossip, fetching and dialling of one node. `has` tells whether the chunk store holds a name."""
 
-    def __init__(self, settings: Settings, has: Callable[[bytes], bool], rng: random.Random) -> None:
+    def __init__(self, settings: Settings, has: Callable[[bytes], bool], rng: Chance) -> None:
         self.settings = settings
         self.node = digest(settings.node_key)
         self.links: dict[int, Link] = {}
         self.gossip = Gossip(settings.ca_key)
         self._effects: list[Effect] = []
-        self.fetch = Fetch(self.gossip, self.links, self._effects.append, has, settings.site, rng)
+        self.fetch = Fetch(self.gossip, self.links, self._effects.append, has, self.node, settings.site, rng)
         self._spread = Spread(self.gossip, self.links, self._effects.append, self._learned, self.follows)
         self._dialer = Dialer(settings.seeds, rng)
         self._dialled: dict[int, str] = {}
@@ -182,7 +182,8 @@ class Swarm:
             self._dialer.worked(self._dialled[link.number], link.node)
         self._ping(link, now_s)
         self._spread.greet(link)
-        self.fetch.greet(link)
+        self.fetch.stock.greet(link)
+        self.fetch.request(now_s)
 
     def _rival(self, link: Link) -> Link | None:
         others = (other for other in self.links.values() if other is not link and other.record is not None)
@@ -223,8 +224,16 @@ class Swarm:
             self.fetch.arrived(link, name, now_s, intact=intact, secure=secure)
         if intact:
             self.fetch.stored(name, now_s)
+        if link is not None and intact:
+            self.fetch.request_more(link, now_s)
         else:
             self.fetch.request(now_s)
+
+    def chunk_served(self, number: int, name: bytes) -> None:
+        """Report that the chunk of a `Serve` was handed to the network, or could not be."""
+        link = self.links.get(number)
+        if link is not None:
+            self.fetch.served(link.node, name)
 
     def chunk_not_kept(self, number: int, name: bytes, now_s: float) -> None:
         """Report an intact chunk that the store could not keep."""
@@ -239,7 +248,7 @@ class Swarm:
         self._now_s = now_s
         due = self.fetch.due_s()
         if due is not None and due <= now_s:
-            self.fetch.say()
+            self.fetch.act(now_s)
         if now_s < self._next_tick_s:
             return
         self._next_tick_s = now_s + TICK_S

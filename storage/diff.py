@@ -33,6 +33,8 @@ from .verify import DIGEST_BYTES
 MAX_CONTENTS: Final = 4 * 1024 * 1024
 """Most bytes of contents in one chunk."""
 
+MIN_PIECE_BYTES: Final = 32 * 1024
+
 _STRADDLE: Final = 8  # an element that begins in a block may end this far behind it
 
 
@@ -97,6 +99,7 @@ class Diff:
         *,
         codec: CodecOptions,
         job_bytes: int,
+        chunk_bytes: int,
         threads: int,
     ) -> None:
         self.stop = threading.Event()
@@ -108,6 +111,9 @@ class Diff:
         self._made = made
         self._advanced = advanced
         self._codec = codec
+        # Contents of a whole region hardly shrink, so there the input is cut as the chunks are to be.
+        self._piece_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES) // _STRADDLE * _STRADDLE, BLOCK_BYTES)
+        self._chunk_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES), MAX_CONTENTS)
         self._job_blocks = max(1, job_bytes // BLOCK_BYTES)
         self._threads = threads
         self._layout: Layout = source.layout
@@ -177,7 +183,7 @@ class Diff:
         self._advanced(sum(block.size for block in blocks))
 
     def _encode(self, spans: Sequence[Span], clock: _Clock) -> None:
-        for chunk in encode_spans(spans, self._codec, MAX_CONTENTS):
+        for chunk in encode_spans(spans, self._codec, self._chunk_bytes):
             clock.lap("encode")
             with self._lock:
                 ordinal = next(self._ordinals)
@@ -208,14 +214,20 @@ class Diff:
         for region in self._regions(block):
             kind = self._kinds[region]
             width = width_bytes(kind)
-            start, size = int(self._table.offset[region]), int(self._table.size[region])
+            start, whole_size = int(self._table.offset[region]), int(self._table.size[region])
             first = -(-max(block.offset - start, 0) // width) * width
-            last = min(-(-(block.offset + block.size - start) // width) * width, size)
+            last = min(-(-(block.offset + block.size - start) // width) * width, whole_size)
             if first >= last:
                 continue
             at = start + first - block.offset
-            new = data[at : at + last - first]
-            yield Span(region, kind, first, None if whole else self._old(region, first, last - first), new)
+            old = None if whole else self._old(region, first, last - first)
+            if old is not None:
+                yield Span(region, kind, first, old, data[at : at + last - first])
+                continue
+            for piece in range(first, last, self._piece_bytes):
+                size = min(self._piece_bytes, last - piece)
+                begin = start + piece - block.offset
+                yield Span(region, kind, piece, None, data[begin : begin + size])
 
     def _regions(self, block: _Block) -> range:
         """Numbers of the regions that share bytes with the block."""

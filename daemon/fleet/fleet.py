@@ -193,7 +193,7 @@ class Fleet:
 
     def listed(self, stream: str) -> list[Transition]:
         """Transitions of a stream whose lists (layout, digest table, index) are all in the store."""
-        series = self.swarm.fetch.series
+        series = self.swarm.fetch.stock.series
         return [
             each
             for each in self.swarm.gossip.routes(stream)
@@ -202,7 +202,7 @@ class Fleet:
 
     def lists_pending(self, stream: str) -> bool:
         """Whether lists are being fetched that a local base could be compared with."""
-        return any(each.stream == stream and each.missing_meta() for each in self.swarm.fetch.wanted_lists())
+        return any(each.stream == stream and each.missing_meta() for each in self.swarm.fetch.routing.wanted_lists())
 
     def lag(self, stream: str, current: tuple[int, int] | None) -> Lag:
         """How far (epoch, version) `current`, None for nothing, is behind the newest announced version."""
@@ -221,13 +221,15 @@ class Fleet:
 
     def planned(self, stream: str) -> frozenset[bytes]:
         """Attempts that the route to the head goes over."""
-        following = self.swarm.fetch.following.get(stream)
+        following = self.swarm.fetch.routing.following.get(stream)
         return frozenset(leg.attempt for leg in (following.route or ())) if following else frozenset()
 
     def fetching(self, stream: str) -> tuple[int, int, int] | None:
         """(version, bytes here, bytes in all) of the route that is being fetched, None when nothing is."""
         legs = [
-            self.swarm.fetch.series[attempt] for attempt in self.planned(stream) if attempt in self.swarm.fetch.series
+            self.swarm.fetch.stock.series[attempt]
+            for attempt in self.planned(stream)
+            if attempt in self.swarm.fetch.stock.series
         ]
         total = sum(part.size for leg in legs if leg.transition for part in leg.transition.parts)
         missing = sum(leg.missing_bytes() for leg in legs)
@@ -237,7 +239,7 @@ class Fleet:
 
     def has_chunks(self, transition: Transition) -> bool:
         """Whether any chunk of a transition is here."""
-        series = self.swarm.fetch.series.get(transition.attempt)
+        series = self.swarm.fetch.stock.series.get(transition.attempt)
         return series is not None and bool(series.have.data)
 
     def forget_chunks(self, transition: Transition) -> None:
@@ -335,7 +337,7 @@ class Fleet:
                 _log.error("catalog not written", reason=str(error))
 
     async def _open_index(self, attempt: bytes) -> None:
-        series = self.swarm.fetch.series.get(attempt)
+        series = self.swarm.fetch.stock.series.get(attempt)
         if series is None or series.transition is None:
             return
         for number, part in enumerate(series.transition.parts):
@@ -513,6 +515,10 @@ class Fleet:
         else:
             self.swarm.chunk_arrived(peer.number, name, self._now(), intact=intact, secure=lane is None)
         self._carry_out()
+
+    def chunk_left(self, peer: Peer, name: bytes) -> None:
+        """A chunk was handed to the network for a peer, or could not be."""
+        self.swarm.chunk_served(peer.number, name)
 
     def stored(self, name: bytes) -> None:
         """A chunk made here is in the store."""

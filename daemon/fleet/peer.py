@@ -57,6 +57,9 @@ class Fleet(Protocol):
     async def load(self, name: bytes) -> bytes | None:
         """Sealed bytes of a chunk, None when it is gone."""
 
+    def chunk_left(self, peer: Peer, name: bytes) -> None:
+        """A chunk was handed to the network for a peer, or could not be."""
+
 
 class Peer:
     """Runs from hello to goodbye. `number` is the link's number in the protocol core."""
@@ -105,6 +108,7 @@ class Peer:
             self._serving.put_nowait((request, name, secure))
         except asyncio.QueueFull:
             self.send(Reject(request, Reason.BUSY))
+            self._fleet.chunk_left(self, name)
 
     def close(self) -> None:
         """Close the connection and its lanes; `run` then returns."""
@@ -163,13 +167,19 @@ class Peer:
     async def _serve(self) -> None:
         while True:
             request, name, secure = await self._serving.get()
-            sealed = await self._fleet.load(name)
-            if sealed is None:
-                self.send(Reject(request, Reason.MISSING))
-                continue
-            if secure or not await self._over_lane(name, sealed):
-                await self._over_tls(request, sealed)
-            self.upload.add(len(sealed), time.monotonic())
+            try:
+                await self._serve_one(request, name, secure=secure)
+            finally:
+                self._fleet.chunk_left(self, name)
+
+    async def _serve_one(self, request: int, name: bytes, *, secure: bool) -> None:
+        sealed = await self._fleet.load(name)
+        if sealed is None:
+            self.send(Reject(request, Reason.MISSING))
+            return
+        if secure or not await self._over_lane(name, sealed):
+            await self._over_tls(request, sealed)
+        self.upload.add(len(sealed), time.monotonic())
 
     async def _over_lane(self, name: bytes, sealed: bytes) -> bool:
         if not self.lanes and not self.lane_opened.is_set():

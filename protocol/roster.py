@@ -1,0 +1,140 @@
+"""Roster: which sites take part in a distribution, and who fetches which chunk into which site.
+
+The publisher writes the roster into the opening, so everyone deals alike whatever they know of the fleet. Owner
+sites are dealt by smooth weighted round-robin over chunk ordinals: only the owner site takes a chunk from the seed.
+Inside every site one border brings each chunk in; columns of ordinals are dealt over its borders, in the same
+columns at every site, so that a border talks to few others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import gcd
+from typing import Final
+
+from .ids import digest
+from .manifest import NodeRecord, RosterSite
+
+MAX_SITES: Final = 128
+MAX_BORDERS: Final = 16
+MAX_ENTRIES: Final = 1000
+"""Borders in one roster: keeps the opening inside a control frame."""
+
+FULL_WEIGHT: Final = 16
+
+
+def borders_of(nodes: Mapping[bytes, NodeRecord], site: str, count: int = MAX_BORDERS) -> list[bytes]:
+    """Members of a site that fetch for it: a power of two of them, at most `count`, so that columns divide evenly.
+
+    Dialable ones come first, then a hash decides, so that the choice seldom changes.
+    """
+    members = [node for node, record in nodes.items() if record.site == site]
+    members.sort(key=lambda node: (not nodes[node].addresses, digest(b"border" + node)))
+    most = min(len(members), count)
+    return members[: 1 << most.bit_length() - 1] if most else []
+
+
+def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes) -> tuple[RosterSite, ...]:
+    """The roster for a version that only `seed` holds: every site with a member besides the seed.
+
+    The seed's own site and sites without a dialable member own nothing (weight 0): the first reach the seed over
+    their LAN, the others could not hand on what they took.
+    """
+    others = {node: record for node, record in nodes.items() if node != seed}
+    home = nodes[seed].site if seed in nodes else ""
+    sites = sorted({record.site for record in others.values()})[:MAX_SITES]
+    count = max(1, min(MAX_BORDERS, MAX_ENTRIES // max(len(sites), 1)))
+    roster = []
+    for site in sites:
+        borders = borders_of(others, site, count)
+        dialable = any(others[node].addresses for node in borders)
+        roster.append(RosterSite(site, FULL_WEIGHT if dialable and site != home else 0, tuple(borders)))
+    return tuple(roster)
+
+
+def smooth_round_robin(weights: Iterable[int]) -> list[int]:
+    """One period of smooth weighted round-robin: indices, each as often as its reduced weight, evenly spread.
+
+    Source: the algorithm of nginx's upstream balancer. Empty when no weight is positive.
+    """
+    reduced = _reduced(list(weights))
+    total = sum(reduced)
+    credit = [0] * len(reduced)
+    order: list[int] = []
+    for _ in range(total):
+        credit = [have + weight for have, weight in zip(credit, reduced, strict=True)]
+        chosen = max(range(len(credit)), key=lambda index: (credit[index], -index))
+        credit[chosen] -= total
+        order.append(chosen)
+    return order
+
+
+def _reduced(weights: list[int]) -> list[int]:
+    """Weights over their greatest common divisor: a short period for equal ones."""
+    divisor = gcd(*weights) if any(weights) else 1
+    return [weight // divisor for weight in weights]
+
+
+class Dealing:
+    """The roster seen from one node: what it has to bring into its site, and from where it may."""
+
+    def __init__(self, roster: tuple[RosterSite, ...], site: str, me: bytes) -> None:
+        self._roster = roster
+        self._order = smooth_round_robin(entry.weight for entry in roster)
+        self._owners = [index for index, entry in enumerate(roster) if entry.weight]
+        self._site = next((index for index, entry in enumerate(roster) if entry.site == site), -1)
+        self.borders: tuple[bytes, ...] = roster[self._site].borders if self._site >= 0 else ()
+        self._me = me
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this node's site is in the roster."""
+        return self._site >= 0
+
+    @property
+    def is_border(self) -> bool:
+        """Whether this node brings chunks into its site."""
+        return self._me in self.borders
+
+    def owns_any(self, site: str) -> bool:
+        """Whether a site owns chunks."""
+        return any(self._roster[index].site == site for index in self._owners)
+
+    def owner(self, ordinal: int) -> str | None:
+        """The site that owns a chunk; None when no site owns any, and all take from the seed."""
+        return self._roster[self._order[ordinal % len(self._order)]].site if self._order else None
+
+    def site_rank(self, ordinal: int) -> int:
+        """0 when this node's site may take the chunk from the seed, 1 for the site that steps in next, and so on.
+
+        A site that owns nothing because the seed is in it, or because nobody there can be dialled, comes last.
+        """
+        if not self._order or self._site < 0:
+            return 0
+        if not self._roster[self._site].weight:
+            return len(self._owners)
+        owner = self._owners.index(self._order[ordinal % len(self._order)])
+        return (self._owners.index(self._site) - owner) % len(self._owners)
+
+    def rank(self, ordinal: int, alive: frozenset[bytes]) -> int:
+        """0 when this node brings the chunk into its site, 1 when it steps in next, and so on.
+
+        Only borders in `alive` count: the rank of a dead one passes on at once.
+        """
+        before = 0
+        for border in self._turn(ordinal):
+            if border == self._me:
+                return before
+            before += border in alive
+        return before
+
+    def border(self, ordinal: int, alive: frozenset[bytes]) -> bytes | None:
+        """The living border that brings the chunk into this node's site, None when all are dead."""
+        return next((border for border in self._turn(ordinal) if border in alive or border == self._me), None)
+
+    def _turn(self, ordinal: int) -> tuple[bytes, ...]:
+        """The site's borders in the order in which they answer for a chunk."""
+        if not self.borders:
+            return ()
+        first = ordinal // max(len(self._order), 1) % len(self.borders)
+        return self.borders[first:] + self.borders[:first]

@@ -1,0 +1,127 @@
+"""Routing: which version each followed stream works towards, over which transitions, in which order.
+
+The node wants the newest manifest. The route to it is planned over the transitions that are known; its oldest
+incomplete leg comes first, then what a head is still encoding. A route is handed to the rebuild only when every
+chunk of it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from .chain import plan_route
+from .effects import Effect, RouteReady
+from .gossip import Gossip
+from .link import Link
+from .manifest import Route, Transition
+from .series import Series
+
+_UNOBTAINABLE: Final = 2**50
+"""Added to the cost of a transition that lacks chunks and that no connected peer offers."""
+
+
+@dataclass(slots=True)
+class Following:
+    """One stream that this node keeps up with."""
+
+    stream: str
+    held: frozenset[bytes] = frozenset()  # manifest digests that a slot or base has
+    bad: set[bytes] = field(default_factory=set)  # attempts that contradicted a verified base
+    lists_first: bool = False  # a local base waits to be compared: fetch blobs only
+    route: tuple[Transition, ...] | None = None
+    announced: tuple[bytes, ...] | None = None  # attempts of the last RouteReady
+
+
+class Routing:
+    """Plans for every followed stream. `series` is the stock's table."""
+
+    def __init__(
+        self,
+        gossip: Gossip,
+        links: Mapping[int, Link],
+        series: Mapping[bytes, Series],
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._gossip = gossip
+        self._links = links
+        self._series = series
+        self._emit = emit
+        self.following: dict[str, Following] = {}
+
+    def hold(self, stream: str, held: frozenset[bytes], *, lists_first: bool) -> None:
+        """Say which manifests of `stream` this host has the bytes of; starts following it."""
+        following = self.following.setdefault(stream, Following(stream))
+        following.held = held
+        following.lists_first = lists_first
+        self.plan(stream)
+
+    def mark_bad(self, stream: str, attempt: bytes) -> None:
+        """Leave a transition out of every route: a verified base contradicted it."""
+        self.following[stream].bad.add(attempt)
+        self.plan(stream)
+
+    def announce_again(self, stream: str) -> None:
+        """Hand the route over once more when it is complete again."""
+        self.following[stream].announced = None
+
+    def plan(self, stream: str) -> None:
+        """Plan the route of one stream anew."""
+        following = self.following.get(stream)
+        target = self._gossip.head_digest(stream)
+        if following is None or target is None:
+            return
+        routes = self._gossip.routes(stream)
+        following.route = plan_route(following.held, target, routes, self._cost, frozenset(following.bad))
+        self.check_ready(stream)
+
+    def check_ready(self, stream: str) -> None:
+        """Hand the route over when it is complete and was not handed over yet."""
+        following = self.following.get(stream)
+        if following is None or following.route is None or following.lists_first:
+            return
+        attempts = tuple(leg.attempt for leg in following.route)
+        if attempts != following.announced and all(self._series[attempt].complete() for attempt in attempts):
+            following.announced = attempts
+            self._emit(RouteReady(stream, following.route))
+
+    def _cost(self, transition: Transition) -> int:
+        series = self._series.get(transition.attempt)
+        if series is None:
+            return _UNOBTAINABLE
+        if series.complete():
+            return 0
+        offered = any(link.offers(series.attempt) for link in self._links.values())
+        return series.missing_bytes() + (0 if offered else _UNOBTAINABLE)
+
+    def wanted(self) -> list[Series]:
+        """Series to fetch, most urgent first: the legs of each route, then what a head is still making."""
+        wanted: list[Series] = []
+        for following in self.following.values():
+            if following.lists_first:
+                continue
+            route = following.route or ()
+            legs = [self._series[leg.attempt] for leg in route if leg.attempt in self._series]
+            wanted += [series for series in legs if not series.complete()]
+            targets = following.held.union(leg.target for leg in route)
+            wanted += [
+                series
+                for series in self._series.values()
+                if series.stream == following.stream
+                and series.transition is None
+                and (not series.source or series.source in targets)
+            ]
+        return wanted
+
+    def wanted_lists(self) -> list[Series]:
+        """Series of which only the blobs are wanted: to compare a local base with."""
+        return [
+            series
+            for following in self.following.values()
+            if following.lists_first
+            for series in self._series.values()
+            if series.stream == following.stream
+            and series.transition is not None
+            and series.transition.kind in (Route.FULL, Route.BASE)
+        ]

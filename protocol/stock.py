@@ -1,0 +1,161 @@
+"""Stock: which chunks exist, which of them are here, and telling the peers that lack them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from .effects import Dropped, Effect, IndexHere, Send
+from .errors import MessageError
+from .gossip import Gossip
+from .ids import short
+from .link import Link
+from .manifest import IndexPage, Opening, Transition
+from .messages import META_ORDINAL, Have, Page
+from .series import ChunkSet, Series
+from .signed import peek, verify
+
+HAVE_DELAY_S: Final = 0.02
+_RANGES_PER_HAVE: Final = 4096
+
+
+class Stock:
+    """All series known to this node. `has` tells whether the chunk store holds a name."""
+
+    def __init__(
+        self, gossip: Gossip, links: Mapping[int, Link], emit: Callable[[Effect], None], has: Callable[[bytes], bool]
+    ) -> None:
+        self._gossip = gossip
+        self._links = links
+        self._emit = emit
+        self._has = has
+        self.series: dict[bytes, Series] = {}
+        self._places: dict[bytes, list[tuple[Series, int]]] = {}  # chunk name -> where it belongs
+        self._have_due_s: float | None = None
+
+    def describe(self, of: Opening | Transition, now_s: float) -> None:
+        """Take an opening or a transition record."""
+        series = self.series.get(of.attempt)
+        if series is None:
+            series = Series(of.stream, of.attempt, (of.epoch, of.version), of.source)
+            self.series[of.attempt] = series
+        series.describe(of)
+        self._enter(series, now_s)
+        if isinstance(of, Transition):
+            self._check_lists(series)
+
+    def add_page(self, signed: bytes, origin: int, now_s: float) -> Series | None:
+        """Take an index page, made here (`origin` -1) or received, and pass it on. Returns its series if it is new."""
+        page = peek(signed, IndexPage)
+        series = self.series.get(page.attempt)
+        if series is None or page.first in series.pages or series.transition is not None:
+            return None
+        record = self._gossip.streams.get(series.stream)
+        if record is None or page.stream != series.stream:
+            raise MessageError(f"page of attempt {short(page.attempt)} names another stream")
+        verify(signed, IndexPage, record.publisher)
+        if not series.add_page(page, signed):
+            return None
+        for link in self._links.values():
+            if link.number != origin and link.record is not None:
+                self._emit(Send(link.number, Page(signed)))
+        self._enter(series, now_s)
+        return series
+
+    def add_index(self, attempt: bytes, part: int, data: bytes, now_s: float) -> Series | None:
+        """Take the opened index blob of one part of a transition."""
+        series = self.series.get(attempt)
+        if series is not None:
+            series.add_index(part, data)
+            self._enter(series, now_s)
+        return series
+
+    def stored(self, name: bytes, now_s: float) -> list[tuple[Series, int]]:
+        """Note a verified chunk in the store, and offer it. Returns where it was missing: (series, ordinal)."""
+        new = [place for place in self._places.get(name, ()) if place[1] not in place[0].have]
+        for series, ordinal in new:
+            series.have.add(ordinal)
+            self._offer(series, ordinal, now_s)
+            if ordinal >= META_ORDINAL:
+                self._check_lists(series)
+        return new
+
+    def is_missing(self, name: bytes) -> bool:
+        """Whether any series still lacks the chunk."""
+        return any(ordinal not in series.have for series, ordinal in self._places.get(name, ()))
+
+    def recount(self, series: Series) -> None:
+        """Compare what is thought to be stored with the store, which may have lost or deleted something."""
+        series.keep_only(self._has)
+
+    def forget(self, attempt: bytes) -> None:
+        """Let go of a series."""
+        series = self.series.pop(attempt, None)
+        if series is None:
+            return
+        for name, _ in [*series.meta, *series.chunks.values()]:
+            places = [place for place in self._places.get(name, ()) if place[0] is not series]
+            if places:
+                self._places[name] = places
+            else:
+                self._places.pop(name, None)
+
+    def void(self, stream: str, version: tuple[int, int], attempt: bytes) -> None:
+        """Drop unfinished attempts at versions up to `version` other than `attempt`."""
+        for series in list(self.series.values()):
+            unfinished = series.stream == stream and series.transition is None
+            if unfinished and series.attempt != attempt and series.version <= version:
+                self.forget(series.attempt)
+                names = tuple(name for name, _ in series.chunks.values() if name not in self._places)
+                self._emit(Dropped(series.attempt, names))
+
+    # -- telling peers --------------------------------------------------------------------------------------
+
+    def greet(self, link: Link) -> None:
+        """Tell a new peer what is here, and the pages of what is being made."""
+        for series in self.series.values():
+            if series.have:
+                link.unsaid[series.attempt] = ChunkSet(series.have.data, series.have.meta)
+            if series.transition is None:
+                for signed in series.signed_pages():
+                    self._emit(Send(link.number, Page(signed)))
+        self._say(link)
+
+    def due_s(self) -> float | None:
+        """When `say` should be called, None when there is nothing to say."""
+        return self._have_due_s
+
+    def say(self) -> None:
+        """Send the HAVEs that have gathered, to those who lack the chunks."""
+        self._have_due_s = None
+        for link in self._links.values():
+            if link.unsaid:
+                self._say(link)
+
+    def _offer(self, series: Series, ordinal: int, now_s: float) -> None:
+        for link in self._links.values():
+            offered = link.offers(series.attempt)
+            if link.record is not None and (offered is None or ordinal not in offered):
+                link.unsaid.setdefault(series.attempt, ChunkSet()).add(ordinal)
+                self._have_due_s = self._have_due_s or now_s + HAVE_DELAY_S
+
+    def _say(self, link: Link) -> None:
+        for attempt, new in link.unsaid.items():
+            offered = link.offers(attempt) or ChunkSet()
+            ranges = ChunkSet(new.data & ~offered.data, new.meta & ~offered.meta).ranges()
+            for at in range(0, len(ranges), _RANGES_PER_HAVE):
+                self._emit(Send(link.number, Have(attempt, ranges[at : at + _RANGES_PER_HAVE])))
+        link.unsaid.clear()
+
+    def _enter(self, series: Series, now_s: float) -> None:
+        """Enter newly named chunks in the table by name, and offer those that are stored already."""
+        for ordinal in series.take_unplaced():
+            name, _ = series.entry(ordinal)
+            self._places.setdefault(name, []).append((series, ordinal))
+            if self._has(name):
+                series.have.add(ordinal)
+                self._offer(series, ordinal, now_s)
+
+    def _check_lists(self, series: Series) -> None:
+        if series.transition is not None and not series.missing_meta():
+            self._emit(IndexHere(series.attempt))
