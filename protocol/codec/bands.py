@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .bits import helper, kernel
 from .order import LEVELS
 
-SAMPLE_WINDOW: Final = 512  # elements looked at in a row
+SAMPLE_WINDOW: Final = 1024  # elements looked at in a row
 TABLE_BITS: Final = 200  # what one more band costs in its table, roughly
 
 
@@ -22,7 +22,7 @@ TABLE_BITS: Final = 200  # what one more band costs in its table, roughly
 def sample_levels(
     old: Any, new: Any, mask: Any, low: Any, level_shift: Any, stride: Any, phase: Any, present: Any, changed: Any
 ) -> None:
-    """Count elements per level in windows of 512, one every `stride` windows from window `phase` on.
+    """Count elements per level in windows of 1024, one every `stride` windows from window `phase` on.
 
     Adds to `present` and `changed` (256,) int64.
     """
@@ -97,4 +97,3 @@ def plan_cuts(present: NDArray[np.int64], changed: NDArray[np.int64], elements: 
     cuts = np.empty(bands, np.int64)
     found = best_cuts(present * scale, changed * scale, bands, cuts)
     return np.concatenate([np.zeros(1, np.uint8), cuts[:found].astype(np.uint8)])
-

@@ -53,20 +53,14 @@ def differ64(typing_context: Any, old: Any, new: Any, index: Any) -> Any:
 
 
 @intrinsic
-def within64(typing_context: Any, values: Any, index: Any, mask: Any, low: Any, size: Any) -> Any:
-    """uint64 with bit t set where ((values[index + t] & mask) - low) mod 2^w < size: membership of a cyclic interval.
-
-    `mask`, `low` and `size` have the element type; `values` holds index + 64 elements or more.
-    """
+def atleast64(typing_context: Any, values: Any, index: Any, least: Any) -> Any:
+    """uint64 with bit t set where values[index + t] >= least, which has the element type; 64 elements from `index` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = _load_lanes(builder, context, signature.args[0], args[0], args[1])
-        value = builder.and_(value, _splat(builder, args[2]))
-        value = builder.sub(value, _splat(builder, args[3]))
-        return builder.bitcast(builder.icmp_unsigned("<", value, _splat(builder, args[4])), _I64)
+        return builder.bitcast(builder.icmp_unsigned(">=", value, _splat(builder, args[2])), _I64)
 
-    element = values.dtype
-    return types.uint64(values, types.int64, element, element, element), generate
+    return types.uint64(values, types.int64, values.dtype), generate
 
 
 @intrinsic

@@ -83,24 +83,22 @@ def locate(record: Record, table: BandTable, pieces: list[SlotPiece], *, write: 
     class_bits = order.step_bits.bit_length()
     if read_events(stream, size, counts, table.entries, class_bits, elements, ranks, steps) < 0:
         raise CodecError("a record's stream does not decode")
-    places = np.empty(total, np.uint32)
-    olds = np.empty(total, order.dtype)
     news = np.empty(total, order.dtype)
     seen = np.zeros(counts.size, np.int64)
     ends = np.cumsum(counts)
     cursor = ends - counts
-    found = Found(places, olds, news, [cursor.copy()])
+    found = Found(ranks, steps, news, [cursor.copy()])
     nowhere = np.empty(0, order.dtype)
     for piece in pieces:
         target = piece.target if write else nowhere
         if counts.size == 1:
             locate_plain(
-                piece.values, target, order.flip, order.step_shift, seen, cursor, ranks, steps, places, olds, news
+                piece.values, target, order.flip, order.step_shift, seen, cursor, ranks, steps, news
             )
         else:
             locate_bands(
                 piece.values, target, order.key_mask, order.key_low, order.level_shift, table.cuts,
-                order.flip, order.step_shift, seen, cursor, ends, ranks, steps, places, olds, news,
+                order.flip, order.step_shift, seen, cursor, ends, ranks, steps, news,
             )  # fmt: skip
         found.marks.append(cursor.copy())
     problem = _verify(record, found, complete=np.array_equal(cursor, ends))

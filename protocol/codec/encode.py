@@ -21,7 +21,7 @@ from .stream import write_events
 from .tables import ESCAPE, GAP_BUCKETS, STEP_CLASSES, BandWeights, build_encoder, quantise
 
 RECORD_BYTES: Final = 4 << 20  # input of one record
-_SAMPLE_SHARE: Final = 64  # one element in so many is looked at to place the bands
+_SAMPLE_SHARE: Final = 256  # one element in so many is looked at to place the bands
 _SAMPLE_LEAST: Final = 1 << 16  # but so many at least
 _ALWAYS_SPARSE: Final = 0.04  # share of changed elements up to which no other way is considered
 _NEVER_SPARSE: Final = 0.25
@@ -138,6 +138,27 @@ def _pack(coded: Iterable[_Coded], tables: Sequence[bytes], max_size: int) -> li
     return chunks
 
 
+class _Scratch:
+    """Where the events of a record are collected: what `scan` calls marks and values."""
+
+    def __init__(self, room: int, dtype: np.dtype[Any]) -> None:
+        self.marks = np.empty(room, np.uint32)
+        self.values = np.empty((room, 2), dtype)
+
+
+class _Counts:
+    """Histograms of a group's events per band: gap buckets and step classes."""
+
+    def __init__(self, bands: int) -> None:
+        self.gaps = np.zeros((bands, GAP_BUCKETS), np.int64)
+        self.steps = np.zeros((bands, STEP_CLASSES), np.int64)
+
+    def add(self, other: _Counts) -> None:
+        """Add another's counts to these."""
+        self.gaps += other.gaps
+        self.steps += other.steps
+
+
 class _Group:
     """Encodes the spans of one kind: they share a table."""
 
@@ -148,6 +169,7 @@ class _Group:
         self.width = width_bytes(kind)
         self.room = max_size - 1024  # for one record; its chunk also has a header and tables
         self.cuts = np.zeros(1, np.uint8)
+        self.scratch = _Scratch(4096, self.order.dtype)
         self.codes = np.empty((0, ESCAPE + 1), np.uint32)
 
     def encode_full(self, spans: Sequence[Span]) -> list[_Coded]:
@@ -159,18 +181,17 @@ class _Group:
         drafts = self._drafts(spans, RECORD_BYTES)
         self.cuts = cuts = self._plan(drafts)
         bands = cuts.size
-        gap_counts = np.zeros((bands, GAP_BUCKETS), np.int64)
-        step_counts = np.zeros((bands, STEP_CLASSES), np.int64)
+        counts = _Counts(bands)
         found: list[_Events | _Coded] = []
         for draft in drafts:
-            events = self._scan(draft, gap_counts, step_counts)
+            events = self._scan(draft, counts)
             if isinstance(events, _Events):
                 found.append(events)
             elif events:
                 found += self._dense_parts(draft)
         if not any(isinstance(item, _Events) for item in found):
             return None, [item for item in found if isinstance(item, _Coded)]
-        weights = self._weigh(gap_counts, step_counts)
+        weights = self._weigh(counts)
         self.codes = np.empty((bands, ESCAPE + 1), np.uint32)
         for c, band in enumerate(weights):
             build_encoder(band.gaps, band.steps, self.codes[c])
@@ -242,56 +263,65 @@ class _Group:
             draft.density = (int(changed.sum()) - changed_before) / max(1, seen)
         return plan_cuts(present, changed, elements, self.options.bands)
 
-    def _scan(self, draft: _Draft, gap_counts: NDArray[np.int64], step_counts: NDArray[np.int64]) -> _Events | bool:
+    def _scan(self, draft: _Draft, counts: _Counts) -> _Events | bool:
         """The draft's events; False when nothing changed, True when it should be encoded densely."""
         if draft.density > _ALWAYS_SPARSE and choose_dense(draft.pieces, self.kind, self.options):
             return True
         order = self.order
-        bands = self.cuts.size
-        elements = sum(piece.new.size for piece in draft.pieces)
-        room = int(elements * _NEVER_SPARSE) + 256
-        band = np.zeros(room, np.uint8)
-        gap = np.empty(room, np.uint32)
-        old = np.empty(room, order.dtype)
-        new = np.empty(room, order.dtype)
-        seen = np.zeros((bands, 2), np.int64)
+        elements = draft.size * 8 // BITS[self.kind]
+        most = int(elements * _NEVER_SPARSE) + 256
+        room = min(most, int(elements * draft.density * 2) + 4096)
+        while True:
+            if self.scratch.marks.size < room:
+                self.scratch = _Scratch(room, order.dtype)
+            scratch = self.scratch
+            found, segments = self._scan_pieces(draft, scratch)
+            if found >= 0:
+                break
+            if room >= most:
+                return True
+            room = min(most, 4 * room)
+        if not found:
+            return False
+        number = np.empty(self.cuts.size, np.int64)
+        gaps = np.empty(found, np.uint32)
+        steps, olds, news = (np.empty(found, order.dtype) for _ in range(3))
+        arrange(
+            scratch.marks[:found], scratch.values[:found], order.flip, order.step_shift,
+            number, gaps, steps, olds, news, counts.gaps, counts.steps,
+        )  # fmt: skip
+        return _Events(draft, tuple(segments), number, gaps, steps, check_of(olds), check_of(news))
+
+    def _scan_pieces(self, draft: _Draft, scratch: _Scratch) -> tuple[int, list[Segment]]:
+        """How many events the draft has, -1 for more than the scratch holds, and the segments they lie in."""
+        order = self.order
+        seen = np.zeros((self.cuts.size, 2), np.int64)
         segments: list[Segment] = []
         found = 0
         for piece in draft.pieces:
             before, seen_before = found, seen.copy()
-            if bands == 1:
-                found = scan_plain(piece.old, piece.new, seen, gap, old, new, found)
+            if self.cuts.size == 1:
+                found = scan_plain(piece.old, piece.new, seen, scratch.marks, scratch.values, found)
             else:
                 found = scan_bands(
                     piece.old, piece.new, order.key_mask, order.key_low, order.level_shift, self.cuts,
-                    seen, band, gap, old, new, found,
-                )
+                    seen, scratch.marks, scratch.values, found,
+                )  # fmt: skip
             if found < 0:
-                return True
+                break
             if found == before:
                 seen = seen_before
             else:
                 segments += piece.segments
-        if found == 0:
-            return False
-        counts = np.empty(bands, np.int64)
-        gaps = np.empty(found, np.uint32)
-        steps = np.empty(found, order.dtype)
-        olds = np.empty(found, order.dtype)
-        news = np.empty(found, order.dtype)
-        arrange(
-            band[:found], gap[:found], old[:found], new[:found], order.flip, order.step_shift,
-            counts, gaps, steps, olds, news, gap_counts, step_counts,
-        )  # fmt: skip
-        return _Events(draft, tuple(segments), counts, gaps, steps, check_of(olds), check_of(news))
+        return found, segments
 
-    def _weigh(self, gap_counts: NDArray[np.int64], step_counts: NDArray[np.int64]) -> tuple[BandWeights, ...]:
+    def _weigh(self, counts: _Counts) -> tuple[BandWeights, ...]:
         weights = []
-        for c in range(len(gap_counts)):
+        for gap_counts, step_counts in zip(counts.gaps, counts.steps, strict=True):
             gaps = np.empty(GAP_BUCKETS, np.uint8)
             steps = np.empty(STEP_CLASSES, np.uint8)
-            quantise(gap_counts[c], gaps)
-            quantise(step_counts[c], steps)
+            quantise(gap_counts, gaps)
+            quantise(step_counts, steps)
             weights.append(BandWeights(gaps, steps))
         return tuple(weights)
 
@@ -323,10 +353,9 @@ class _Group:
         """Scan and write with the tables already made; any event has a code in any table."""
         coded: list[_Coded] = []
         bands = self.cuts.size
-        gap_counts = np.zeros((bands, GAP_BUCKETS), np.int64)
-        step_counts = np.zeros((bands, STEP_CLASSES), np.int64)
+        counts = _Counts(bands)
         for draft in drafts:
-            events = self._scan(draft, gap_counts, step_counts)
+            events = self._scan(draft, counts)
             if isinstance(events, _Events):
                 coded += self._write(events, table_index)
             elif events:

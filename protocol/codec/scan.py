@@ -6,76 +6,48 @@ so a band of values that hardly ever move costs the others nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from .bits import LANES, differ64, helper, highest_bit, kernel, lowest_bit, popcount
-from .tiles import ROW, TILE, WORDS, band_tile
+from .bits import LANES, differ64, helper, highest_bit, kernel, popcount
+from .tiles import NOWHERE, ROW, TILE, WORDS, differ_tail, differ_tile, list_places
+
+BAND_SHIFT: Final = 28  # gaps are below 2^28: a record covers at most 2^25 elements
 
 
 @kernel
-def differing(old: Any, new: Any, base: Any, size: Any, words: Any, places: Any) -> Any:
-    """Places within the tile old[base : base + size] where new differs, to `places` (4096 + 64,) uint16; their number.
-
-    `words` (64,) uint64 is scratch.
-    """
-    one = np.uint64(1)
-    whole = size // LANES
-    for q in range(whole):
-        words[q] = differ64(old, new, base + q * LANES)
-    last = whole
-    if whole * LANES < size:
-        word = np.uint64(0)
-        for t in range(size - whole * LANES):
-            i = base + whole * LANES + t
-            word |= np.uint64(old[i] != new[i]) << np.uint64(t)
-        words[whole] = word
-        last += 1
-    found = np.int64(0)
-    for q in range(last):
-        word = words[q]
-        start = q * LANES
-        # two places are written whether or not they exist: most words hold fewer, and no branch is there to guess wrong
-        places[found] = start + lowest_bit(word)
-        more = word & (word - one)
-        places[found + 1] = start + lowest_bit(more)
-        more &= more - one
-        at = found + 2
-        while more:
-            places[at] = start + lowest_bit(more)
-            more &= more - one
-            at += 1
-        found += popcount(word)
-    return found
-
-
-@kernel
-def scan_plain(old: Any, new: Any, seen: Any, gaps: Any, olds: Any, news: Any, found: Any) -> Any:
+def scan_plain(old: Any, new: Any, seen: Any, marks: Any, values: Any, found: Any) -> Any:
     """Events of one piece when there is one band: no look at the unchanged values.
 
     `old`, `new` (n,) of one unsigned dtype. `seen` (1, 2) int64: elements before this piece and rank after the last event,
-    carried from piece to piece of a record. Appends from index `found` on to `gaps` uint32, `olds` and `news`; returns the
-    new count, or -1 when they are full.
+    carried from piece to piece of a record. Writes from index `found` on to `marks` (room,) uint32, band << 28 | gap, and
+    `values` (room, 2), old and new; returns the new count, or -1 when they are full. Two streams of output, not more: a
+    processor follows only so many.
     """
     n = old.size
     at = found
     before = seen[0, 0]
     after = seen[0, 1]
-    room = gaps.size
     words = np.empty(WORDS, np.uint64)
     places = np.empty(TILE + LANES, np.uint16)
     for base in range(0, n, TILE):
-        count = differing(old, new, base, min(TILE, n - base), words, places)
-        if at + count > room:
+        tile = min(TILE, n - base)
+        whole = tile // LANES
+        for q in range(whole):
+            words[q] = differ64(old, new, base + q * LANES)
+        if whole * LANES < tile:
+            words[whole] = differ_tail(old, new, base, tile)
+        count = list_places(words, (tile + LANES - 1) // LANES, places)
+        if at + count > marks.size:
             return -1
         for j in range(count):
             i = base + np.int64(places[j])
-            gaps[at + j] = before + i - after
+            marks[at] = before + i - after
             after = before + i + 1
-            olds[at + j] = old[i]
-            news[at + j] = new[i]
-        at += count
+            values[at, 0] = old[i]
+            values[at, 1] = new[i]
+            at += 1
     seen[0, 0] = before + n
     seen[0, 1] = after
     return at
@@ -83,55 +55,39 @@ def scan_plain(old: Any, new: Any, seen: Any, gaps: Any, olds: Any, news: Any, f
 
 @kernel
 def scan_bands(
-    old: Any,
-    new: Any,
-    mask: Any,
-    low: Any,
-    shift: Any,
-    cuts: Any,
-    seen: Any,
-    bands: Any,
-    gaps: Any,
-    olds: Any,
-    news: Any,
-    found: Any,
+    old: Any, new: Any, mask: Any, low: Any, shift: Any, cuts: Any, seen: Any, marks: Any, values: Any, found: Any
 ) -> Any:
-    """As `scan_plain` with the bands of `band_tile`: `seen` is (bands, 2) and counts each band's own elements.
-
-    Fills `bands` uint8 too.
-    """
+    """As `scan_plain` with the bands of `band_tile`: `seen` is (bands, 2) and counts each band's own elements."""
     one = np.uint64(1)
     n = old.size
     number = cuts.size
     at = found
-    room = gaps.size
     words = np.empty(WORDS, np.uint64)
     places = np.empty(TILE + LANES, np.uint16)
     levels = np.empty(TILE, np.uint8)
     flags = np.empty(number * WORDS, np.uint64)
-    counts = np.empty(number * ROW, np.uint16)
+    counts = np.full(number * ROW, NOWHERE, np.uint16)
     band_of = np.zeros(256, np.uint8)
     for c in range(number):
         band_of[cuts[c] :] = c
     for base in range(0, n, TILE):
-        size = min(TILE, n - base)
-        count = differing(old, new, base, size, words, places)
-        if at + count > room:
+        tile = min(TILE, n - base)
+        differ_tile(old, new, base, tile, mask, low, shift, cuts, levels, flags, counts, words)
+        last = (tile + LANES - 1) // LANES
+        count = list_places(words, last, places)
+        if at + count > marks.size:
             return -1
-        band_tile(old, base, size, mask, low, shift, cuts, levels, flags, counts)
         for j in range(count):
             place = np.int64(places[j])
             band = np.int64(band_of[levels[place]])
             q = place >> 6
             below = (one << np.uint64(place & 63)) - one
             rank = seen[band, 0] + np.int64(counts[band * ROW + q]) + popcount(flags[band * WORDS + q] & below)
-            bands[at + j] = band
-            gaps[at + j] = rank - seen[band, 1]
+            marks[at] = (rank - seen[band, 1]) | (band << BAND_SHIFT)
             seen[band, 1] = rank + 1
-            olds[at + j] = old[base + place]
-            news[at + j] = new[base + place]
-        at += count
-        last = (size + LANES - 1) // LANES
+            values[at, 0] = old[base + place]
+            values[at, 1] = new[base + place]
+            at += 1
         for c in range(number):
             seen[c, 0] += np.int64(counts[c * ROW + last])
     return at
@@ -139,45 +95,46 @@ def scan_bands(
 
 @kernel
 def arrange(
-    bands: Any,
-    gaps: Any,
-    olds: Any,
-    news: Any,
+    marks: Any,
+    values: Any,
     flip: Any,
     step_shift: Any,
     counts: Any,
-    out_gaps: Any,
-    out_steps: Any,
-    out_olds: Any,
-    out_news: Any,
+    gaps: Any,
+    steps: Any,
+    olds: Any,
+    news: Any,
     gap_counts: Any,
     step_counts: Any,
 ) -> None:
     """Sort the events of one record by band, keeping their order, and turn values into steps.
 
-    Fills `counts` (bands,) int64 and the `out_` arrays (k,): gaps uint32, steps and values of the elements' dtype; adds to
-    the histograms `gap_counts` (bands, 64) and `step_counts` (bands, 128) int64.
+    `marks` (k,) and `values` (k, 2) as scanned. Fills `counts` (bands,) int64, `gaps` (k,) uint32, and `steps`, `olds` and
+    `news` (k,) of the elements' dtype; adds to the histograms `gap_counts` (bands, 64) and `step_counts` (bands, 128) int64.
     """
-    k = bands.size
+    k = marks.size
     n = counts.size
-    size = olds.itemsize
+    size = values.itemsize
     counts[:] = 0
     for j in range(k):
-        counts[bands[j]] += 1
+        counts[np.int64(marks[j]) >> BAND_SHIFT] += 1
     place = np.zeros(n, np.int64)
     for c in range(1, n):
         place[c] = place[c - 1] + counts[c - 1]
     for j in range(k):
-        band = bands[j]
+        mark = np.int64(marks[j])
+        band = mark >> BAND_SHIFT
+        gap = mark & ((1 << BAND_SHIFT) - 1)
         to = place[band]
         place[band] = to + 1
-        gap = gaps[j]
-        step = step_between(olds[j], news[j], flip, step_shift, size)
-        out_gaps[to] = gap
-        out_steps[to] = step
-        out_olds[to] = olds[j]
-        out_news[to] = news[j]
-        gap_counts[band, gap_bucket(np.int64(gap))] += 1
+        old = values[j, 0]
+        new = values[j, 1]
+        step = step_between(old, new, flip, step_shift, size)
+        gaps[to] = gap
+        steps[to] = step
+        olds[to] = old
+        news[to] = new
+        gap_counts[band, gap_bucket(gap)] += 1
         step_counts[band, step_class(step)] += 1
 
 

@@ -34,41 +34,39 @@ def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: Any
             j += 1
             bucket = gap_bucket(gap)
             kind = step_class(step)
-            code = codes[c, bucket * STEP_CLASSES + kind]
-            if not code:
-                code = codes[c, ESCAPE]
-                held |= np.uint64(code & 0xFFFF) << np.uint64(bits)
-                bits += np.int64(code >> 16)
-                held |= np.uint64(bucket | (kind << ESCAPE_GAP_BITS)) << np.uint64(bits)
-                bits += ESCAPE_GAP_BITS + class_bits
-            else:
-                held |= np.uint64(code & 0xFFFF) << np.uint64(bits)
-                bits += np.int64(code >> 16)
-            store_word(out, at, held)
-            at += bits >> 3
-            held >>= np.uint64(bits & ~7)
-            bits &= 7
+            code = np.int64(codes[c, bucket * STEP_CLASSES + kind])
             nb = bucket >> 1
-            held |= (np.uint64(gap + 2) & ((one << np.uint64(nb)) - one)) << np.uint64(bits)
-            bits += nb
             nv = kind >> 1
-            raw = np.uint64(abs(step)) & ((one << np.uint64(nv)) - one)
-            if nv > 24:  # too wide for the same word: 32 bits at a time
+            raw_gap = np.uint64(gap + 2) & ((one << np.uint64(nb)) - one)
+            raw_step = np.uint64(abs(step)) & ((one << np.uint64(nv)) - one)
+            if code and nb + nv <= 44:
+                length = code >> 16
+                both = raw_gap | (raw_step << np.uint64(nb))
+                held |= (np.uint64(code & 0xFFFF) | (both << np.uint64(length))) << np.uint64(bits)
+                bits += length + nb + nv
+            else:
+                if code:
+                    held |= np.uint64(code & 0xFFFF) << np.uint64(bits)
+                    bits += code >> 16
+                else:
+                    code = np.int64(codes[c, ESCAPE])
+                    pair = np.uint64(bucket | (kind << ESCAPE_GAP_BITS))
+                    held |= (np.uint64(code & 0xFFFF) | (pair << np.uint64(code >> 16))) << np.uint64(bits)
+                    bits += (code >> 16) + ESCAPE_GAP_BITS + class_bits
                 store_word(out, at, held)
                 at += bits >> 3
                 held >>= np.uint64(bits & ~7)
-                bits &= 7
-                low = min(nv, 32)
-                held |= (raw & np.uint64(0xFFFFFFFF)) << np.uint64(bits)
-                bits += low
-                store_word(out, at, held)
-                at += bits >> 3
-                held >>= np.uint64(bits & ~7)
-                bits &= 7
-                raw >>= np.uint64(32)
-                nv -= low
-            held |= raw << np.uint64(bits)
-            bits += nv
+                bits = (bits & 7) + nb
+                held |= raw_gap << np.uint64(bits - nb)
+                low = min(nv, 24)  # a step's raw bits may not fit the same word: 24 first, then the other 39
+                for part in (low, nv - low):
+                    store_word(out, at, held)
+                    at += bits >> 3
+                    held >>= np.uint64(bits & ~7)
+                    bits &= 7
+                    held |= (raw_step & ((one << np.uint64(part)) - one)) << np.uint64(bits)
+                    raw_step >>= np.uint64(part)
+                    bits += part
             store_word(out, at, held)
             at += bits >> 3
             held >>= np.uint64(bits & ~7)

@@ -6,7 +6,7 @@ from typing import Any
 
 from numba import types
 
-from . import bands, dense, locate, scan, stream, tables, tiles
+from . import bands, dense, locate, scan, stream, tables
 
 _I64 = types.int64
 _WIDTHS = (types.uint8, types.uint16, types.uint32, types.uint64)
@@ -25,10 +25,10 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
     def scratch(dtype: Any, ndim: int = 1) -> Any:
         return types.Array(dtype, ndim, "C")
 
-    u8, u16, u32, u64 = (scratch(w) for w in _WIDTHS)
+    u8, _, u32, _ = (scratch(w) for w in _WIDTHS)
     i64 = scratch(_I64)
-    entries = scratch(types.uint32, 2)
-    histogram = scratch(_I64, 2)
+    rows = scratch(types.uint32, 2)
+    pairs = scratch(_I64, 2)
     out: list[tuple[Any, tuple[Any, ...]]] = [
         (tables.quantise, (i64, u8)),
         (tables.build_encoder, (u8, u8, u32)),
@@ -36,20 +36,18 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
         (bands.best_cuts, (scratch(types.float64), scratch(types.float64), _I64, i64)),
     ]
     for w in _WIDTHS:
-        old, own = given(w), scratch(w)
+        old, own, table = given(w), scratch(w), scratch(w, 2)
         out += [
             (bands.sample_levels, (old, old, w, w, w, _I64, _I64, i64, i64)),
-            (tiles.band_tile, (old, _I64, _I64, w, w, w, u8, u8, u64, u16)),
-            (scan.differing, (old, old, _I64, _I64, u64, u16)),
-            (scan.scan_plain, (old, old, histogram, u32, own, own, _I64)),
-            (scan.scan_bands, (old, old, w, w, w, u8, histogram, u8, u32, own, own, _I64)),
-            (scan.arrange, (u8, u32, own, own, w, _I64, i64, u32, own, own, own, histogram, histogram)),
-            (stream.write_events, (i64, u32, own, entries, _I64, u8)),
-            (stream.read_events, (u8, _I64, i64, entries, _I64, _I64, u32, own)),
-            (locate.locate_plain, (old, own, w, _I64, i64, i64, u32, own, u32, own, own)),
+            (scan.scan_plain, (old, old, pairs, u32, table, _I64)),
+            (scan.scan_bands, (old, old, w, w, w, u8, pairs, u32, table, _I64)),
+            (scan.arrange, (u32, table, w, _I64, i64, u32, own, own, own, pairs, pairs)),
+            (stream.write_events, (i64, u32, own, rows, _I64, u8)),
+            (stream.read_events, (u8, _I64, i64, rows, _I64, _I64, u32, own)),
+            (locate.locate_plain, (old, own, w, _I64, i64, i64, u32, own, own)),
             (
                 locate.locate_bands,
-                (old, own, w, w, w, u8, w, _I64, i64, i64, i64, u32, own, u32, own, own),
+                (old, own, w, w, w, u8, w, _I64, i64, i64, i64, u32, own, own),
             ),
             (locate.put_values, (own, u32, own, _I64, _I64)),
             (dense.zigzag_steps, (old, old, w, _I64, own)),
