@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Final
@@ -13,6 +13,7 @@ from .errors import StorageError
 from .rebuild import ByteSource
 
 DIGEST_BYTES: Final = 32
+_RUN_BLOCKS: Final = 16  # for one thread in one go: handing over each block costs some percent of hashing it
 
 
 def block_digests(source: ByteSource, threads: int) -> bytes:
@@ -36,8 +37,12 @@ def bad_blocks(source: ByteSource, layout: Layout, digests: bytes, threads: int)
 
 
 def _digests(source: ByteSource, layout: Layout, threads: int) -> Iterator[bytes]:
+    def hash_run(run: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        # One block at a time: foreign sources read each into memory of its own.
+        return [digest(source.read(*block).data) for block in run]
+
     blocks = layout.blocks()
     with ThreadPoolExecutor(threads) as pool:
-        # A bounded lead: foreign sources read each block into memory of its own.
-        while batch := list(islice(blocks, 8 * threads)):
-            yield from pool.map(lambda block: digest(source.read(*block).data), batch)
+        while runs := [run for _ in range(4 * threads) if (run := list(islice(blocks, _RUN_BLOCKS)))]:
+            for found in pool.map(hash_run, runs):
+                yield from found
