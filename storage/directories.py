@@ -18,6 +18,7 @@ name is only how readers find it. Every step below may be the last one before a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,7 @@ from .errors import HomeError, NoSpaceError, SlotStateError
 from .files import Files, exists, make_folders, remove_file, remove_tree
 from .journal import read_journal
 from .mapped import MappedFiles
-from .rebuild import restore, undo
+from .rebuild import renew_inodes, restore, undo
 from .state import FRESH_NAME, JOURNAL_NAME, Phase, SlotState, read_layout, read_state, write_layout, write_state
 
 _BUILDING: Final = ".building"
@@ -105,6 +106,7 @@ class Directories:
             self.give_back(found)
         for found in self.all:
             remove_file(self._files, found.path / JOURNAL_NAME)
+            remove_tree(self._files, found.path / FRESH_NAME)
         self.empty_trash()
 
     def _load(self, path: Path) -> Directory | None:
@@ -202,6 +204,13 @@ class Directories:
                 return
             phase = Phase.TWIN if any(each.is_ready for each in good) else Phase.READY
             self.settle(found, msgspec.structs.replace(state, phase=phase), found.mapped)
+
+    def renew_inodes(self, found: Directory, numbers: Iterable[int]) -> None:
+        """Give files of a directory new inodes, because a reader may have the old ones mapped. Raises NoSpaceError."""
+        try:
+            renew_inodes(self._files, found.path, found.layout, numbers)
+        finally:
+            found.mapped = self._mapped(found.path, found.layout)
 
     def restate(self, found: Directory, state: SlotState) -> None:
         """Replace a directory's state in place."""

@@ -93,15 +93,23 @@ class LeaseBook:
             ]
         )
 
+    def move(self, id: str, epoch: int, version: int, manifest: bytes) -> None:  # noqa: A002
+        """The slot under a lease became another version with its holder's consent."""
+        held = self._leases.get(id)
+        if held is not None and held.state is LeaseState.HELD:
+            self._keep(replace(held, epoch=epoch, version=version, manifest=manifest))
+
     def void(self, epoch: int, version: int) -> None:
         """End all leases on a version that must not be read any more."""
         for held in self._on(epoch, version):
             if held.state is LeaseState.HELD:
                 self._keep(replace(held, state=LeaseState.VOIDED))
 
-    def slot_gone(self, epoch: int, version: int) -> None:
-        """The version's slot was unlinked: what was held on it is over."""
+    def slot_gone(self, epoch: int, version: int, *, but: str = "") -> None:
+        """The version's inodes were unlinked: what was held on them is over, `but` for one lease."""
         for held in self._on(epoch, version):
+            if held.id == but:
+                continue
             state = LeaseState.VOIDED if held.state is LeaseState.HELD else held.state
             self._keep(replace(held, state=state, on_slot=False))
 

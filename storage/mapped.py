@@ -93,6 +93,10 @@ class MappedFiles:
         file, at = self.table.place(number, offset, size)
         return self._map(file)[at : at + size]
 
+    def write(self, file: int, offset: int, size: int, data: bytes) -> None:
+        """Write `size` bytes into a file that is ours to write."""
+        self._map(file)[offset : offset + size] = np.frombuffer(data, np.uint8)
+
     def relaid(self, layout: Layout, kept: Iterable[int]) -> MappedFiles:
         """The files of another layout in the same directory; of the `kept` ones the mappings go over."""
         made = MappedFiles(self.directory, layout, self._files, writable=self._writable)

@@ -239,6 +239,24 @@ def _runs(file: File, match: Sequence[int], table: RegionTable) -> Iterator[tupl
         yield run
 
 
+def renew_inodes(files: Files, directory: Path, layout: Layout, numbers: Iterable[int]) -> None:
+    """Put files with the same bytes and new inodes in the place of the old ones, which readers may keep mapped.
+
+    One file at a time, so it needs room for the largest. Raises NoSpaceError, and some files are new then.
+    """
+    fresh = directory / FRESH_NAME
+    same = MappedFiles(directory, layout, files, writable=False)
+    try:
+        files.make_folder(fresh)
+        for number in numbers:
+            _allocate(files, fresh / "copy", layout.files[number].size)
+            for piece in _cut(fresh / "copy", number, [(0, layout.files[number].size)]):
+                _copy(files, same, *piece)
+            files.rename(fresh / "copy", directory / layout.files[number].path)
+    finally:
+        remove_tree(files, fresh)
+
+
 def restore(files: Files, directory: Path, touched: Sequence[Touched], good: MappedFiles, threads: int) -> None:
     """Make a directory hold again what `good` holds, given everything that was touched since it did.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from .leases import Held, LeaseBook
 from .mapped import MappedFiles
 from .rebuild import ByteSource, Plan, plan, reshape
 from .state import Phase
-from .verify import bad_blocks
+from .verify import DIGEST_BYTES, bad_blocks, good_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class StreamSlots:
         self._book = LeaseBook(stream, catalog, self._directories.boot)
         self._pins: Tally[Directory] = Tally()
         self._building: Building | None = None
+        self._exclusive = ""
         self._under: Directory | None = None
 
     def open(self) -> None:
@@ -187,6 +189,58 @@ class StreamSlots:
                 self._book.void(*slot.order)
             return self._restate(slot, proven=False, withdrawn=True)
 
+    def repair(
+        self, slot: Slot, bad: Sequence[int], digests: bytes, fetch: Callable[[int], bytes | None] | None = None
+    ) -> list[int]:
+        """Mend the blocks `bad` of a slot from another slot with the same manifest, or from `fetch(number)`.
+
+        Only blocks that hash to the digest table are written, into new inodes where a reader may have the old ones
+        mapped. Returns the blocks that nobody had; when there are none, a `verify_slot` over the whole slot and
+        `mark_proven` make it served again. The slot must be a twin, suspect or withdrawn. Raises SlotGoneError,
+        SlotsBusyError, NoSpaceError.
+        """
+        with self._lock:
+            found = self._get(slot)
+            if found.is_whole and found.is_ready:
+                raise StorageError(f"{found.path} is being served: withdraw it before it is repaired")
+            if self._is_held(found):
+                raise SlotsBusyError(f"{found.path} is being read: wait for its leases to end")
+            others = [each for each in self._directories.holding(slot.manifest) if each is not found]
+            tainted = self._is_tainted(found)
+            for each in (found, *others):
+                self._pins[each] += 1
+        try:
+            return self._mend(found, others, bad, digests, fetch, tainted=tainted)
+        finally:
+            for each in (found, *others):
+                self._unpin(each)
+
+    def _mend(
+        self,
+        found: Directory,
+        others: Sequence[Directory],
+        bad: Sequence[int],
+        digests: bytes,
+        fetch: Callable[[int], bytes | None] | None,
+        *,
+        tainted: bool,
+    ) -> list[int]:
+        blocks = list(found.layout.blocks())
+        sources = [partial(_block, other, blocks) for other in others] + ([fetch] if fetch else [])
+        renewed: set[int] = set()
+        left = []
+        for number in bad:
+            data = good_block(digests[DIGEST_BYTES * number :][:DIGEST_BYTES], number, sources)
+            if data is None:
+                left.append(number)
+                continue
+            file, offset, size = blocks[number]
+            if tainted and file not in renewed:
+                self._directories.renew_inodes(found, [file])
+                renewed.add(file)
+            found.mapped.write(file, offset, size, data)
+        return left
+
     def drop(self, slot: Slot) -> None:
         """Remove a slot for good, whatever it is. Raises SlotsBusyError when it is being read."""
         with self._lock:
@@ -256,11 +310,21 @@ class StreamSlots:
             return lambda building: building.advance(layout), None
         if self.count == 1 and found.layout == layout:
             self._check_exclusive(found, exclusive)
+            tainted = self._is_tainted(found)
             self._start(found, found.mapped, Phase.UNDO)
-            return lambda _: None, None
+            self._exclusive = exclusive
+            return (self._free_of_readers if tainted else lambda _: None), None
         fill = self._choose_copy(layout, found.mapped, found)
         self._pins[found] += 1
         return fill, found
+
+    def _free_of_readers(self, building: Building) -> None:
+        """A reader that lost its lease may still have the only slot mapped: write other inodes than those."""
+        found = self._taken(building)
+        self._directories.renew_inodes(found, range(len(found.layout.files)))
+        building.mapped = found.mapped
+        with self._lock:
+            self._book.slot_gone(*found.order, but=self._exclusive)
 
     def _spare_of(self, source: Directory) -> Directory | None:
         """A directory with the same bytes that may be written, a twin first."""
@@ -340,6 +404,7 @@ class StreamSlots:
                 self._drop(other)
             self._finish(building, found, Phase.READY, epoch, version, manifest, label, proven=proven)
             if before:
+                self._book.move(self._exclusive, epoch, version, manifest)
                 self._book.slot_gone(*before)
             self._catalog.raise_mark(self.stream, epoch, version, manifest)
             self._collect()
@@ -480,6 +545,10 @@ class StreamSlots:
             self._book.slot_gone(*found.order)
         self._directories.drop(found)
         del self._pins[found]
+
+
+def _block(found: Directory, blocks: Sequence[tuple[int, int, int]], number: int) -> bytes:
+    return found.mapped.view(*blocks[number]).tobytes()
 
 
 def _slot(found: Directory) -> Slot:

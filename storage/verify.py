@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Final
@@ -34,6 +34,15 @@ def bad_blocks(source: ByteSource, layout: Layout, digests: bytes, threads: int)
         for number, found in enumerate(_digests(source, layout, threads))
         if found != digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
     ]
+
+
+def good_block(name: bytes, number: int, sources: Iterable[Callable[[int], bytes | None]]) -> bytes | None:
+    """Block `number` from the first source whose bytes hash to `name`, or None."""
+    for source in sources:
+        data = source(number)
+        if data is not None and digest(data) == name:
+            return data
+    return None
 
 
 def _digests(source: ByteSource, layout: Layout, threads: int) -> Iterator[bytes]:
