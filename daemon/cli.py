@@ -17,6 +17,7 @@ from . import console
 from .errors import BadInputError, DaemonError
 from .exits import Exit, table
 from .home import Home
+from .local.gateway.command import gateway
 from .units import parse_address, parse_duration_s
 
 if TYPE_CHECKING:
@@ -417,6 +418,9 @@ def pull(
         click.echo(pulled.version)
     else:
         click.echo(f"pulled {stream} version {pulled.version}, {format_size(pulled.size_bytes)}, into {out}")
+
+
+main.add_command(gateway)
 
 
 def _client(home: Home, socket: Path | None) -> Client:

@@ -147,6 +147,67 @@ class Local(Section, frozen=True):
             raise ValueError(f"socket_mode {self.socket_mode!r} is not octal, for example '0660'") from None
 
 
+class Gateway(Section, frozen=True):
+    """The gateway before this host's inference engine."""
+
+    listen: Annotated[
+        str, _doc("HOST:PORT where the daemon serves it; '' for none. 'patchswarm gateway' serves it by itself.")
+    ] = ""
+    engine: Annotated[
+        Literal["sglang", "vllm", "openai", "none"],
+        _doc("What stands behind it; 'none' on the other hosts of an engine that is spread over several."),
+    ] = "sglang"
+    engine_url: Annotated[str, _doc("Where the engine answers, for example 'http://127.0.0.1:30000'.")] = ""
+    stream: Annotated[str, _doc("The stream of the model's weights; '' when only adapters are followed.")] = ""
+    loras: Annotated[tuple[str, ...], _doc("LoRA adapters, each as NAME=STREAM.")] = ()
+    commit_mode: Annotated[
+        Literal["in_place", "quiesce"],
+        _doc("A new version waits for the requests that it would break ('in_place'), or for all ('quiesce')."),
+    ] = "in_place"
+    max_lag_versions: Annotated[
+        int, msgspec.Meta(ge=0), _doc("Not ready when more versions behind than this; 0 for no limit.")
+    ] = 0
+    max_lag_s: Annotated[Seconds, _doc("Not ready when behind for longer than this, in seconds; 0 for no limit.")] = 0.0
+    patience_s: Annotated[
+        Seconds, _doc("How long a request waits for its version when it does not say, in seconds.")
+    ] = 30.0
+    drain_s: Annotated[Seconds, _doc("How long requests may hold a new version back before they are cut.")] = 120.0
+    load_timeout_s: Annotated[Seconds, _doc("Longest time that the engine may take to load a version.")] = 600.0
+    read_timeout_s: Annotated[Seconds, _doc("Longest silence of the engine in an answer.")] = 3600.0
+    body_limit: Annotated[Size, _doc("Largest request body.")] = Size(256 * 1024 * 1024)
+    reload_path: Annotated[str, _doc("Path where an engine of kind 'openai' is told of new weights; '' for none.")] = ""
+    group: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(max_length=64),
+        _doc("HOST:PORTs of the gateways on the engine's other hosts; a version is loaded when all of them hold it."),
+    ] = ()
+    group_token_file: Annotated[
+        Path, _doc("File with the secret that the hosts of a group share; relative to the home.")
+    ] = Path("group-token")
+
+    def __post_init__(self) -> None:
+        if self.listen and not self.listen.endswith(":0"):
+            parse_address(self.listen)
+        for address in self.group:
+            parse_address(address)
+        if self.stream:
+            _check_stream(self.stream)
+        if len(self.adapters) != len(self.loras):
+            raise ValueError(f"loras {list(self.loras)} name an adapter twice")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """`loras`, name to stream. Raises ValueError."""
+        adapters = {}
+        for text in self.loras:
+            name, equals, stream = text.partition("=")
+            if not (name and equals):
+                raise ValueError(f"{text!r} is not NAME=STREAM")
+            _check_stream(stream)
+            adapters[name] = stream
+        return adapters
+
+
 class Limits(Section, frozen=True):
     """What this node may use of its links."""
 
@@ -170,6 +231,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: Streams = Streams()
     stream: dict[str, Stream] = {}
     local: Local = Local()
+    gateway: Gateway = Gateway()
     limits: Limits = Limits()
     log: Log = Log()
 
@@ -221,6 +283,10 @@ def _resolve(config: Config, root: Path) -> Config:
         config,
         storage=replace(config.storage, slot_dir=absolute(config.storage.slot_dir)),
         local=replace(config.local, socket=absolute(config.local.socket), token_file=absolute(config.local.token_file)),
+        gateway=replace(
+            config.gateway,
+            group_token_file=absolute(config.gateway.group_token_file),
+        ),
         stream={
             name: replace(stream, base=absolute(stream.base) if stream.base else None)
             for name, stream in config.stream.items()

@@ -1,0 +1,1 @@
+"""Drivers: how each inference engine is paused, given new weights, asked what it holds, and resumed."""
