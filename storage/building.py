@@ -24,7 +24,8 @@ from .state import JOURNAL_NAME
 from .verify import block_digests
 
 if TYPE_CHECKING:
-    from .slots import Slot, StreamSlots
+    from .slot_table import Slot
+    from .slots import StreamSlots
 
 
 class Building:

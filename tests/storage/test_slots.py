@@ -471,6 +471,7 @@ def test_after_a_reboot_nothing_is_served_before_it_was_verified(stream):
 def test_a_slot_older_than_what_was_committed_here_is_not_served(stream):
     stream.commit(None, 1)
     stream.catalog.raise_mark("qwen", 1, 2, manifest_of(2))
+    stream.reopen()
     assert stream.slots.current() is None
     assert stream.holds(stream.commit(1, 2), 2)
     assert stream.slots.current().version == 2
