@@ -36,3 +36,8 @@ fill_environment() {
     echo "$fingerprint" >"$venv/.$stamp"
   fi
 }
+
+# compile_kernels VENV: has numba compile the codec's kernels into its cache, once, instead of in every daemon at once.
+compile_kernels() {
+  "$1/bin/python" -c 'from patchswarm.protocol.codec.chunk import warm_up; warm_up()'
+}

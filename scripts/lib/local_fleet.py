@@ -87,7 +87,7 @@ class Node:
         result: dict[str, Any] = json.loads(done.stdout)
         return result
 
-    def start(self, timeout_s: float = 60) -> None:
+    def start(self, timeout_s: float = 180) -> None:
         """Start the daemon and wait until it answers."""
         assert self._process is None, f"{self.name} runs already"
         process = subprocess.Popen(
