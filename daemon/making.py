@@ -168,7 +168,7 @@ class Making:
 
     def _into_parent(self) -> Transition | None:
         parent = self._draft.parent
-        return None if parent is None else self._desk.fleet.transition_to(self._draft.stream, parent.manifest)
+        return None if parent is None else self._desk.fleet.view.transition_to(self._draft.stream, parent.manifest)
 
     # -- encoding -------------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class Making:
             share = FIRST_PATCH_SHARE
             if known is not None and measured:
                 share = max(sum(part.size for part in known.parts) / self._size, 1e-5)
-        target = share * self._size / (CHUNKS_PER_SITE * self._desk.fleet.sites())
+        target = share * self._size / (CHUNKS_PER_SITE * self._desk.fleet.view.sites())
         chunk = int(min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES))
         memory = max(self._desk.memory_limit // (4 * self._desk.threads), MIN_JOB_BYTES)
         return int(min(max(chunk / share, MIN_JOB_BYTES), MAX_JOB_BYTES, memory)), chunk

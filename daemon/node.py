@@ -146,13 +146,13 @@ class Node:
         if head is None:
             return
         known = gossip.routes(stream)
-        planned = self.fleet.planned(stream)
+        planned = self.fleet.view.planned(stream)
         keep = self._config.storage.retain_versions
         gone = surplus(known, head, keep, planned=planned, publisher=self._is_head)
-        gone = [each for each in gone if self.fleet.has_chunks(each)]
+        gone = [each for each in gone if self.fleet.view.has_chunks(each)]
         if gone:
             kept = [each for each in known if each not in gone]
             count = await asyncio.to_thread(delete_chunks, self._store, gone, kept)
             for each in gone:
-                self.fleet.forget_chunks(each)
+                self.fleet.forget_chunks(each.attempt)
             _log.info("old chunks deleted", stream=stream, transitions=len(gone), chunks=count)

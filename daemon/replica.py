@@ -199,7 +199,7 @@ class Replica:
         base_path = self._base_path
         if base_path is None or not self._waits_for_base():
             return
-        for transition in self._fleet.listed(self.stream):
+        for transition in self._fleet.view.listed(self.stream):
             if transition.attempt in self._bases_tried:
                 continue
             self._bases_tried.add(transition.attempt)
@@ -210,7 +210,7 @@ class Replica:
                 continue
             _log.info("base serves", stream=self.stream, version=transition.version, base=str(base_path))
             break
-        if self._base is None and self._fleet.lists_pending(self.stream):
+        if self._base is None and self._fleet.view.lists_pending(self.stream):
             return
         if self._base is None:
             self._base_path = None  # every version was compared: fetch from nothing
@@ -219,7 +219,7 @@ class Replica:
     async def _serve_base(self) -> None:
         """Commit a copy of the base when it is the head: no route leads where one is already."""
         base, head = self._base, self._fleet.swarm.gossip.head(self.stream)
-        if base is None or head is None or self.slots.slots() or self._fleet.manifest(base.manifest) != head:
+        if base is None or head is None or self.slots.slots() or self._fleet.view.manifest(base.manifest) != head:
             return
         slot = await _finish(asyncio.to_thread(self._copy_base, base, head))
         _log.info("committed", stream=self.stream, version=slot.version, manifest=short(slot.manifest))
@@ -239,7 +239,7 @@ class Replica:
 
     async def _follow(self, route: Sequence[Transition]) -> None:
         """Rebuild and commit the version that `route` leads to."""
-        manifest = self._fleet.manifest(route[-1].target)
+        manifest = self._fleet.view.manifest(route[-1].target)
         current = self.current()
         if manifest is None or (current is not None and current.order >= (manifest.epoch, manifest.version)):
             return
@@ -320,7 +320,7 @@ class Replica:
         self._fleet.mark_bad(self.stream, route[0].attempt)
 
     def _digests_of(self, manifest: bytes) -> bytes | None:
-        transition = self._fleet.transition_to(self.stream, manifest)
+        transition = self._fleet.view.transition_to(self.stream, manifest)
         return None if transition is None else read_digests(self._store, transition)
 
     async def _make_twin(self) -> None:

@@ -79,7 +79,7 @@ class NodeService:
         gossip = self._fleet.swarm.gossip
         current = replica.current()
         head = gossip.head_header(stream)
-        lag = self._fleet.lag(stream, (current.epoch, current.version) if current else None)
+        lag = self._fleet.view.lag(stream, (current.epoch, current.version) if current else None)
         failure = replica.failure
         return StreamStatus(
             stream=stream,
@@ -106,10 +106,10 @@ class NodeService:
             return StreamState.CURRENT
         if replica.failure is not None:
             return StreamState.ERROR
-        return StreamState.FETCHING if self._fleet.planned(replica.stream) else StreamState.BEHIND
+        return StreamState.FETCHING if self._fleet.view.planned(replica.stream) else StreamState.BEHIND
 
     def _progress(self, stream: str) -> Progress | None:
-        fetching = self._fleet.fetching(stream)
+        fetching = self._fleet.view.fetching(stream)
         if fetching is None:
             return None
         version, done, total = fetching
@@ -298,7 +298,7 @@ class NodeService:
             rtt_ms=link.srtt_s * 1e3 if link and link.srtt_s is not None else None,
             up_bytes_per_s=self._fleet.upload_rate(link.number) if link else 0.0,
             down_bytes_per_s=link.goodput if link else 0.0,
-            lanes=self._fleet.lanes(link.number) if link else 0,
+            lanes=self._fleet.lane_count(link.number) if link else 0,
             strikes=link.strikes if link else 0,
             heads=[PeerHead(stream=head.stream, epoch=head.epoch, version=head.version) for head in record.heads],
         )

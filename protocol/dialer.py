@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -10,12 +10,12 @@ from typing import Final
 from .chance import Chance
 from .manifest import NodeRecord
 
-MAX_LINKS: Final = 48
-"""Control connections that a node opens of its own accord."""
-
 FIRST_RETRY_S: Final = 0.25
 LAST_RETRY_S: Final = 15.0
-DIALS_PER_TURN: Final = 8
+HEAD_START_S: Final = 2.0
+DIALS_PER_TURN: Final = 16
+ENOUGH: Final = 3
+"""Links with which a node needs its seeds no more."""
 
 
 @dataclass(slots=True)
@@ -27,35 +27,38 @@ class _Try:
 
 
 class Dialer:
-    """Keeps a node connected: to its seeds, and to the nodes that gossip tells of."""
+    """Keeps a node connected: to its seeds until it has others, then to those it wants to be linked to."""
 
-    def __init__(self, seeds: Iterable[str], rng: Chance) -> None:
+    def __init__(self, seeds: Iterable[str], chance: Chance) -> None:
         self._seeds = tuple(seeds)
-        self._rng = rng
+        self._chance = chance
         self._tries: dict[str, _Try] = {}
 
-    def due(self, nodes: dict[bytes, NodeRecord], me: bytes, connected: AbstractSet[bytes], now_s: float) -> list[str]:
+    def due(
+        self,
+        nodes: Mapping[bytes, NodeRecord],
+        me: bytes,
+        wanted: AbstractSet[bytes],
+        connected: AbstractSet[bytes],
+        now_s: float,
+    ) -> list[str]:
         """Addresses to dial now.
 
         Of two nodes that can dial each other the one with the smaller id does so at once and the other waits a
         little, so that they seldom meet in the middle.
         """
-        if len(connected) >= MAX_LINKS:
-            return []
-        known: dict[str, bytes] = {}
-        for node, record in nodes.items():
-            if node != me:
-                known.update(dict.fromkeys(record.addresses, node))
+        known = {address: node for node in wanted if node in nodes for address in nodes[node].addresses}
         mine = nodes[me].addresses if me in nodes else ()
+        candidates = dict.fromkeys(self._seeds if len(connected) < ENOUGH else (), b"") | known
         due: list[str] = []
-        for address in (*self._seeds, *known):
-            node = known.get(address) or self._node_at(address)
-            if node in connected or address in mine or address in due:
+        for address, owner in candidates.items():
+            node = owner or self._node_at(address)
+            if node in connected or address in mine:
                 continue
             attempt = self._tries.get(address)
             if attempt is None:
-                wait = 0.0 if not node or me < node or not mine else 2.0
-                attempt = self._tries[address] = _Try(next_s=now_s + wait)
+                wait_s = HEAD_START_S if node and mine and node < me else 0.0
+                attempt = self._tries[address] = _Try(next_s=now_s + wait_s)
             if not attempt.dialling and attempt.next_s <= now_s and len(due) < DIALS_PER_TURN:
                 attempt.dialling = True
                 due.append(address)
@@ -64,10 +67,10 @@ class Dialer:
     def failed(self, address: str, now_s: float) -> None:
         """The dial failed, or the connection it made ended: wait, longer each time, with jitter."""
         attempt = self._tries.setdefault(address, _Try())
-        wait = min(LAST_RETRY_S, FIRST_RETRY_S * 2**attempt.failures)
+        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2**attempt.failures)
         attempt.failures += 1
         attempt.dialling = False
-        attempt.next_s = now_s + wait * self._rng.uniform(0.5, 1.0)
+        attempt.next_s = now_s + wait_s * self._chance.uniform(0.5, 1.0)
 
     def worked(self, address: str, node: bytes) -> None:
         """The dial led to a member that said hello."""

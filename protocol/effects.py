@@ -80,6 +80,13 @@ class RouteReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteFound:
+    """A node without a site label has found, or changed, its cluster: say so in its record."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """An attempt came to nothing: its chunks are of no use."""
 
@@ -87,4 +94,4 @@ class Dropped:
     names: tuple[bytes, ...]
 
 
-Effect = Send | Serve | Hangup | Dial | Persist | StreamKnown | HeadMoved | IndexHere | RouteReady | Dropped
+Effect = Send | Serve | Hangup | Dial | Persist | StreamKnown | HeadMoved | IndexHere | RouteReady | SiteFound | Dropped

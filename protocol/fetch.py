@@ -54,7 +54,7 @@ class Fetch:
         self._emit = emit
         self._has = has
         self._node = node
-        self._site = site
+        self.site = site
         self._rng = rng
         self._plans: dict[bytes, tuple[Plan, Plan]] = {}  # attempt -> of data, of blobs
         self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
@@ -149,7 +149,7 @@ class Fetch:
                 self._rejected(link, message, now_s)
             case Claim():
                 plans = self._plans.get(message.attempt)
-                if plans is not None and link.site == self._site:
+                if plans is not None and link.site == self.site:
                     for first, last in message.ranges:
                         if last < META_ORDINAL:
                             plans[0].claim(mask(first, last) & plans[0].dealt, now_s)
@@ -289,7 +289,7 @@ class Fetch:
         if taken:
             claim = Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges())
             for link in self._links.values():
-                if link.site == self._site and link.record is not None:
+                if link.site == self.site and link.record is not None:
                     self._emit(Send(link.number, claim))
         # Blobs are few: whoever steps in for them does so without a claim.
         for _ in meta.step_in(series.missing_meta() & ~series.asked.meta & ~near.meta, far.meta, now_s):
@@ -304,7 +304,7 @@ class Fetch:
         for link in self._links.values():
             offered = link.offers(series.attempt)
             if offered is not None and link.node not in plan.seeds:
-                side = near if link.site == self._site else far
+                side = near if link.site == self.site else far
                 side.data |= offered.data
                 side.meta |= offered.meta
         return near, far
@@ -326,7 +326,7 @@ class Fetch:
     def _nearest(self) -> list[Link]:
         ready = (link for link in self._links.values() if link.record is not None)
         return sorted(
-            ready, key=lambda link: (link.strikes, link.site != self._site, link.min_rtt_s or 1.0, link.inflight_bytes)
+            ready, key=lambda link: (link.strikes, link.site != self.site, link.min_rtt_s or 1.0, link.inflight_bytes)
         )
 
     def _request_from(self, link: Link, lists: list[Series], wanted: list[Series], now_s: float) -> None:
@@ -347,19 +347,19 @@ class Fetch:
         deferred = link.deferred.get(series.attempt) or ChunkSet()
         plan, meta_plan = self._plan_of(series, None, now_s)
         meta = series.missing_meta() & ~series.asked.meta & offered.meta & ~deferred.meta
-        meta &= meta_plan.allowed(link, self._site)
+        meta &= meta_plan.allowed(link, self.site)
         self._depart(link, series, meta, META_ORDINAL, now_s)
         if data:
             bits = series.missing_data() & ~series.asked.data & offered.data & ~deferred.data
-            bits &= plan.allowed(link, self._site)
-            if bits and link.site != self._site:
+            bits &= plan.allowed(link, self.site)
+            if bits and link.site != self.site:
                 bits &= ~self._offered(series, plan)[0].data
             self._depart(link, series, bits, 0, now_s)
 
     def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites
         # the order of encoding, so that thieves can begin at the far end.
-        start = self._rng.randrange(bits.bit_length()) if bits and link.site == self._site else 0
+        start = self._rng.randrange(bits.bit_length()) if bits and link.site == self.site else 0
         while bits and link.room_bytes() > 0:
             later = bits >> start << start or bits
             low = later & -later
@@ -389,7 +389,7 @@ class Fetch:
         of = series.opening or series.transition
         seeds = frozenset(part.node for part in of.parts) if of else frozenset()
         roster = series.opening.roster if series.opening else ()
-        dealing = Dealing(roster, self._site, self._node) if roster else None
+        dealing = Dealing(roster, self.site, self._node) if roster else None
         return Plan(dealing, seeds)
 
     def _landed(self, link: Link, number: int, now_s: float, *, arrived: bool) -> Flight | None:

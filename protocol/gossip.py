@@ -111,6 +111,11 @@ class Gossip:
         """Every transition of `stream` whose body is here."""
         return [transition for transition in self.transitions.values() if transition.stream == stream]
 
+    def publishers(self) -> set[bytes]:
+        """Ids of the nodes that made the transitions and openings held here."""
+        makers: list[Transition | Opening] = [*self.transitions.values(), *self.openings.values()]
+        return {part.node for made in makers for part in made.parts}
+
     def durable(self) -> Iterator[tuple[ObjectKind, bytes, bytes]]:
         """(kind, digest, signed bytes) of all objects, in an order in which `learn` accepts them again."""
         everything = [(kind, name, data) for name, (kind, data) in (self._set | self._bodies).items()]

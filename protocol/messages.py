@@ -73,6 +73,10 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, tag=4):
     key: Key
 
 
+class Widen(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """From the side that dialled: offer one more lane, those there are do not suffice."""
+
+
 class Summary(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """Anti-entropy, once a second: a digest of everything gossiped that the sender holds."""
 
@@ -183,6 +187,7 @@ Message = (
     | Pong
     | Bye
     | Lane
+    | Widen
     | Summary
     | Buckets
     | Inventory

@@ -12,7 +12,7 @@ from typing import Final
 
 from .chance import Chance
 from .dialer import Dialer
-from .effects import Dial, Effect, Hangup, Send
+from .effects import Dial, Effect, Hangup, Send, SiteFound
 from .errors import MessageError
 from .fetch import Fetch
 from .gossip import Gossip, Learned
@@ -35,13 +35,17 @@ from .messages import (
     Summary,
 )
 from .signed import peek
+from .sites import label_of
 from .spread import Spread
+from .topology import FULL_MESH, wanted_links
 
 TICK_S: Final = 1.0
 SILENT_S: Final = 6.0
 """A link on which nothing was heard for this long is dead: a ping goes out each second."""
 
 HELLO_S: Final = 10.0
+LINGER_S: Final = 30.0
+"""How long a link that nobody needs is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +266,31 @@ class Swarm:
                 self._ping(link, now_s)
         self._spread.tick(now_s)
         self.fetch.tick(now_s)
-        connected = {link.node for link in self.links.values() if link.record is not None}
-        for address in self._dialer.due(self.gossip.nodes, self.node, connected, now_s):
+        self._find_site()
+        self._tend_links(now_s)
+
+    def _find_site(self) -> None:
+        """Name the site of a node that was given none, by who is near."""
+        if self.settings.site:
+            return
+        site = label_of(self.node, self.fetch.site, self.connected())
+        if site != self.fetch.site:
+            self.fetch.site = site
+            self._effects.append(SiteFound(site))
+
+    def _tend_links(self, now_s: float) -> None:
+        """Dial the peers that are wanted; let go of those that are not wanted any more and that we dialled."""
+        nodes = self.gossip.nodes
+        connected = {link.node for link in self.connected()}
+        publishers = self.gossip.publishers()
+        wanted = wanted_links(nodes, self.node, publishers)
+        for address in self._dialer.due(nodes, self.node, wanted, connected, now_s):
             self._effects.append(Dial(address))
+        if len(connected) > FULL_MESH:
+            for link in [link for link in self.connected() if link.dialled and link.node not in wanted]:
+                if now_s - link.since_s > LINGER_S and not link.flights:
+                    self._effects.append(Send(link.number, Bye("not needed")))
+                    self._hangup(link, "not needed")
 
     def _ping(self, link: Link, now_s: float) -> None:
         self._effects.append(Send(link.number, Ping(int(now_s * 1e6))))

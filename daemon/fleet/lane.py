@@ -41,6 +41,8 @@ class Lane(asyncio.BufferedProtocol):
         self._filled = 0
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
+        self.gone = asyncio.Event()
+        """Set when the lane has ended."""
 
     # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------
 
@@ -78,6 +80,7 @@ class Lane(asyncio.BufferedProtocol):
         """The lane is gone; what was in flight is asked for again elsewhere."""
         self._transport = None
         self._writable.set()
+        self.gone.set()
         self._closed(self)
 
     # -- ours -----------------------------------------------------------------------------------------------
@@ -94,6 +97,11 @@ class Lane(asyncio.BufferedProtocol):
             self.close()
             return
         self._name, self._target, self._filled = name, bytearray(size), 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer, or the path, takes less than is offered to it."""
+        return not self._writable.is_set()
 
     async def send(self, name: bytes, sealed: bytes) -> bool:
         """Send a chunk once the peer has room. Returns False when the lane has gone: answer in another way."""

@@ -18,28 +18,31 @@ from ...protocol.messages import (
     Piece,
     Reason,
     Reject,
+    Widen,
     decode_message,
     encode_message,
 )
-from ...protocol.messages import (
-    Lane as LaneOffer,
-)
+from ...protocol.messages import Lane as LaneOffer
 from .lane import Lane
 from .meter import Meter
 
 _log: Final = structlog.get_logger(__name__)
 
 LANE_WAIT_S: Final = 2.0
-"""How long the first chunks wait for a lane before they go over TLS."""
+"""How long chunks wait for a lane before they go over TLS."""
 
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 """Control bytes that may wait for a peer: one that reads nothing is dropped, not fed."""
 
 MAX_SERVING: Final = 4096
+GROWTH_S: Final = 1.0
+"""How often it is looked whether more lanes would carry more."""
+
+GROWTH_GAIN: Final = 1.1
 _READ_BYTES: Final = 256 * 1024
 
 
-class Fleet(Protocol):
+class PeerOwner(Protocol):
     """What a peer needs of the fleet it belongs to."""
 
     def message(self, peer: Peer, message: Message) -> None:
@@ -48,6 +51,9 @@ class Fleet(Protocol):
     def lane_offered(self, peer: Peer, offer: LaneOffer) -> None:
         """Take the offer of a lane."""
 
+    def offer_lane(self, peer: Peer) -> None:
+        """Offer the peer one more lane, if the limit allows."""
+
     def piece_of(self, peer: Peer, request: int) -> tuple[bytes, int] | None:
         """(name, size) of the chunk that was asked under this number."""
 
@@ -55,7 +61,7 @@ class Fleet(Protocol):
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""
 
     async def load(self, name: bytes) -> bytes | None:
-        """Sealed bytes of a chunk, None when it is gone."""
+        """Sealed bytes of a chunk once the upload limit lets it go; None when it is gone."""
 
     def chunk_left(self, peer: Peer, name: bytes) -> None:
         """A chunk was handed to the network for a peer, or could not be."""
@@ -65,33 +71,39 @@ class Peer:
     """Runs from hello to goodbye. `number` is the link's number in the protocol core."""
 
     def __init__(
-        self, fleet: Fleet, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None
+        self, owner: PeerOwner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None
     ) -> None:
         self.number = -1
         self.address = address
         self.lanes: list[Lane] = []
-        self.lane_opened = asyncio.Event()
         self.upload = Meter()
-        self._fleet = fleet
+        self._owner = owner
         self._reader = reader
         self._writer = writer
-        self._serving: asyncio.Queue[tuple[int, bytes, bool]] = asyncio.Queue(MAX_SERVING)
+        self._tasks = asyncio.TaskGroup()
+        self._over_lanes: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(MAX_SERVING)
+        self._secure: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(MAX_SERVING)
         self._pieces: dict[int, bytearray] = {}
+        self._began_s = time.monotonic()
+        self._best_rate = 0.0
+        self._closed = False
 
     async def run(self) -> None:
-        """Read and serve until either side closes. Returns the peer's fault or the path's end; raises neither."""
-        serving = asyncio.create_task(self._serve())
+        """Read and serve until either side closes. Logs the peer's fault or the path's end; raises neither."""
         try:
-            await self._read()
-        except ProtocolError as error:
-            _log.warning("peer broke a rule", peer=self.number, reason=str(error))
-        except (OSError, EOFError) as error:
-            _log.debug("link ended", peer=self.number, reason=str(error) or type(error).__name__)
+            async with self._tasks:
+                self._tasks.create_task(self._serve_secure())
+                self._tasks.create_task(self._without_lanes())
+                self._tasks.create_task(self._widen())
+                await self._read()
+        except* EOFError:
+            _log.debug("link closed by the peer", peer=self.number)
+        except* ProtocolError as errors:
+            _log.warning("peer broke a rule", peer=self.number, reason=str(errors.exceptions[0]))
+        except* OSError as errors:
+            _log.debug("link ended", peer=self.number, reason=str(errors.exceptions[0]))
         finally:
-            serving.cancel()
             self.close()
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
 
     def send(self, message: Message) -> None:
         """Queue a control message; a peer that lets too much pile up is closed."""
@@ -105,13 +117,14 @@ class Peer:
     def serve(self, request: int, name: bytes, *, secure: bool) -> None:
         """Queue a chunk for the peer."""
         try:
-            self._serving.put_nowait((request, name, secure))
+            (self._secure if secure else self._over_lanes).put_nowait((request, name))
         except asyncio.QueueFull:
             self.send(Reject(request, Reason.BUSY))
-            self._fleet.chunk_left(self, name)
+            self._owner.chunk_left(self, name)
 
     def close(self) -> None:
         """Close the connection and its lanes; `run` then returns."""
+        self._closed = True
         for lane in list(self.lanes):
             lane.close()
         self._writer.transport.abort()
@@ -123,9 +136,12 @@ class Peer:
                 await self._writer.drain()
 
     def lane_up(self, lane: Lane) -> None:
-        """A lane to this peer is open."""
+        """A lane to this peer is open; closed at once when the peer has gone meanwhile."""
+        if self._closed:
+            lane.close()
+            return
         self.lanes.append(lane)
-        self.lane_opened.set()
+        self._tasks.create_task(self._serve_lane(lane))
 
     def lane_down(self, lane: Lane) -> None:
         """A lane to this peer is gone."""
@@ -139,18 +155,21 @@ class Peer:
         while data := await self._reader.read(_READ_BYTES):
             for body in decoder.feed(data):
                 self._dispatch(decode_message(body))
+        raise EOFError
 
     def _dispatch(self, message: Message) -> None:
         match message:
             case LaneOffer():
-                self._fleet.lane_offered(self, message)
+                self._owner.lane_offered(self, message)
+            case Widen():
+                self._owner.offer_lane(self)
             case Piece():
                 self._add_piece(message)
             case _:
-                self._fleet.message(self, message)
+                self._owner.message(self, message)
 
     def _add_piece(self, piece: Piece) -> None:
-        asked = self._fleet.piece_of(self, piece.request)
+        asked = self._owner.piece_of(self, piece.request)
         if asked is None:
             return  # it came by another way meanwhile
         name, size = asked
@@ -160,39 +179,77 @@ class Peer:
         body += piece.data
         if len(body) == size:
             del self._pieces[piece.request]
-            self._fleet.chunk_came(self, None, name, body)
+            self._owner.chunk_came(self, None, name, body)
 
     # -- serving --------------------------------------------------------------------------------------------
 
-    async def _serve(self) -> None:
-        while True:
-            request, name, secure = await self._serving.get()
-            try:
-                await self._serve_one(request, name, secure=secure)
-            finally:
-                self._fleet.chunk_left(self, name)
+    async def _serve_lane(self, lane: Lane) -> None:
+        """Serve over one lane as long as it lasts."""
+        while lane in self.lanes:
+            request, name = await self._next(lane)
+            if name is None:
+                return
+            sealed = await self._load(request, name)
+            if sealed is not None and not await lane.send(name, sealed):
+                self.send(Reject(request, Reason.BUSY))  # the lane broke: the peer asks again, elsewhere or here
+            self._owner.chunk_left(self, name)
 
-    async def _serve_one(self, request: int, name: bytes, *, secure: bool) -> None:
-        sealed = await self._fleet.load(name)
+    async def _next(self, lane: Lane) -> tuple[int, bytes | None]:
+        """The next chunk to send, or no name once the lane is gone."""
+        getting = asyncio.ensure_future(self._over_lanes.get())
+        gone = asyncio.ensure_future(lane.gone.wait())
+        try:
+            await asyncio.wait((getting, gone), return_when=asyncio.FIRST_COMPLETED)
+            return getting.result() if getting.done() else (0, None)
+        finally:
+            gone.cancel()
+            getting.cancel()
+
+    async def _without_lanes(self) -> None:
+        """Move chunks to TLS while no lane works: some firewalls let only the control connection through."""
+        while True:
+            await asyncio.sleep(LANE_WAIT_S / 4)
+            if self.lanes or time.monotonic() - self._began_s < LANE_WAIT_S:
+                continue
+            while not self._over_lanes.empty() and not self._secure.full():
+                self._secure.put_nowait(self._over_lanes.get_nowait())
+
+    async def _serve_secure(self) -> None:
+        while True:
+            request, name = await self._secure.get()
+            sealed = await self._load(request, name)
+            if sealed is not None:
+                await self._over_tls(request, sealed)
+            self._owner.chunk_left(self, name)
+
+    async def _load(self, request: int, name: bytes) -> bytes | None:
+        sealed = await self._owner.load(name)
         if sealed is None:
             self.send(Reject(request, Reason.MISSING))
-            return
-        if secure or not await self._over_lane(name, sealed):
-            await self._over_tls(request, sealed)
-        self.upload.add(len(sealed), time.monotonic())
-
-    async def _over_lane(self, name: bytes, sealed: bytes) -> bool:
-        if not self.lanes and not self.lane_opened.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LANE_WAIT_S):
-                    await self.lane_opened.wait()
-            self.lane_opened.set()  # waited once; from now on a missing lane means TLS
-        return bool(self.lanes) and await self.lanes[0].send(name, sealed)
+        else:
+            self.upload.add(len(sealed), time.monotonic())
+        return sealed
 
     async def _over_tls(self, request: int, sealed: bytes) -> None:
         for offset in range(0, len(sealed), PIECE_BYTES):
             self.send(Piece(request, offset, len(sealed), sealed[offset : offset + PIECE_BYTES]))
-            try:
-                await self._writer.drain()
-            except OSError:
-                return  # `run` sees the same end
+            await self._writer.drain()
+
+    async def _widen(self) -> None:
+        """Ask for more lanes while chunks queue behind full ones, as long as each growth carries more."""
+        while True:
+            await asyncio.sleep(GROWTH_S)
+            rate = self.upload.rate(time.monotonic())
+            backlog = self._over_lanes.qsize() > 0 and self.lanes and all(lane.is_full for lane in self.lanes)
+            if not backlog:
+                continue
+            if rate > self._best_rate * GROWTH_GAIN:
+                self._best_rate = rate
+                for _ in range(len(self.lanes)):
+                    self._more_lanes()
+
+    def _more_lanes(self) -> None:
+        if self.address is None:
+            self._owner.offer_lane(self)
+        else:
+            self.send(Widen())

@@ -1,0 +1,98 @@
+"""Lane desk: offers lanes to those who dialled us, dials those that are offered, and checks who comes with what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from ...protocol.errors import FrameError
+from ...protocol.lane import LaneCodec, check_preamble, encode_preamble, preamble_lane
+from ...protocol.messages import Lane as LaneOffer
+from ..units import parse_address
+from .lane import Lane
+from .peer import Peer
+
+_log: Final = structlog.get_logger(__name__)
+
+DIAL_TIMEOUT_S: Final = 10.0
+OFFER_S: Final = 30.0
+
+
+class LaneDesk:
+    """Lanes of all peers, at most `limit` each. `make(peer, codec)` makes the protocol object of one lane."""
+
+    def __init__(self, limit: int, make: Callable[[Peer, LaneCodec], Lane]) -> None:
+        self._limit = limit
+        self._make = make
+        self._offers: dict[bytes, tuple[Peer, bytes, float]] = {}
+
+    def offer(self, peer: Peer) -> None:
+        """Offer one more lane to a peer that dialled us: only its side is known to get through."""
+        self._expire()
+        pending = sum(offered is peer for offered, _, _ in self._offers.values())
+        if peer.address is not None or len(peer.lanes) + pending >= self._limit:
+            return
+        lane, key = secrets.token_bytes(16), secrets.token_bytes(32)
+        self._offers[lane] = (peer, key, time.monotonic() + OFFER_S)
+        peer.send(LaneOffer(lane, key))
+
+    async def dial(self, peer: Peer, offer: LaneOffer) -> None:
+        """Dial a lane that a peer, which we dialled, has offered."""
+        assert peer.address is not None
+        if len(peer.lanes) >= self._limit:
+            return
+        host, port = parse_address(peer.address)
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                transport, lane = await asyncio.get_running_loop().create_connection(
+                    lambda: self._make(peer, LaneCodec(offer.key, dialler=True)), host, port
+                )
+        except (OSError, TimeoutError) as error:
+            _log.info("no lane", address=peer.address, reason=str(error) or type(error).__name__)
+            return
+        _prefer_bbr(transport.get_extra_info("socket"))
+        transport.write(encode_preamble(offer.lane, offer.key))
+        peer.lane_up(lane)
+
+    async def accept(self, connection: socket.socket, preamble: bytes) -> None:
+        """Take a connection that says it is a lane we offered, and close any other."""
+        try:
+            peer, key = self._claim(preamble)
+        except FrameError as error:
+            _log.warning("lane refused", reason=str(error))
+            connection.close()
+            return
+        _prefer_bbr(connection)
+        _, lane = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: self._make(peer, LaneCodec(key, dialler=False)), connection
+        )
+        peer.lane_up(lane)
+
+    def _claim(self, preamble: bytes) -> tuple[Peer, bytes]:
+        """The offer that a preamble answers, which ends with it. Raises FrameError."""
+        self._expire()
+        offered = self._offers.get(preamble_lane(preamble))
+        if offered is None:
+            raise FrameError("a lane that was not offered")
+        peer, key, _ = offered
+        check_preamble(preamble, key)
+        del self._offers[preamble_lane(preamble)]
+        return peer, key
+
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        for lane in [lane for lane, (_, _, until_s) in self._offers.items() if until_s <= now_s]:
+            del self._offers[lane]
+
+
+def _prefer_bbr(connection: socket.socket) -> None:
+    """Use BBR where the kernel has it: with some loss it holds its rate where cubic collapses."""
+    with contextlib.suppress(OSError, AttributeError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

@@ -1,0 +1,49 @@
+"""The node's own record: what it says of itself to everyone, signed afresh whenever that changes."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from ...protocol.manifest import Head, NodeRecord
+from ...protocol.signed import sign
+from ...storage.catalog import Catalog
+from .identity import Identity
+
+_SERIAL: Final = "node serial"
+_SERIALS_PER_START: Final = 2**24
+_MAX_HEADS: Final = 64
+
+
+class OwnRecord:
+    """Signs this node's record. Serials rise over all lives of the node, whatever the clock says."""
+
+    def __init__(self, identity: Identity, catalog: Catalog, site: str, addresses: tuple[str, ...]) -> None:
+        self._identity = identity
+        self._incarnation = secrets.token_bytes(16)
+        self._addresses = addresses
+        self._heads: dict[str, Head] = {}
+        self.site = site
+        last = int.from_bytes(catalog.get(_SERIAL) or b"", "big")
+        catalog.put(_SERIAL, (last + _SERIALS_PER_START).to_bytes(8, "big"))
+        self._serial = last + 1
+
+    def set_head(self, head: Head) -> None:
+        """Note the newest version committed here in one stream."""
+        self._heads[head.stream] = head
+
+    def sign(self) -> bytes:
+        """The signed NodeRecord, newer than every one before."""
+        self._serial += 1
+        heads = tuple(self._heads[stream] for stream in sorted(self._heads))[:_MAX_HEADS]
+        own = self._identity
+        record = NodeRecord(
+            own.node_public_key,
+            self._incarnation,
+            self._serial,
+            self.site,
+            self._addresses,
+            heads,
+            own.membership,
+        )
+        return sign(record, own.node_key)

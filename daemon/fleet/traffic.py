@@ -1,0 +1,94 @@
+"""Traffic: chunks on their way between lanes and the store, verified as they come, within the node's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
+from typing import Final
+
+import structlog
+
+from ...storage.chunks import ChunkStore
+from ...storage.errors import ChunkCorruptError, ChunkMissingError, NoSpaceError
+from ..config import Limits
+from .lane import Lane
+from .pacing import Pacer
+
+_log: Final = structlog.get_logger(__name__)
+
+_TIMER_SLACK_S: Final = 0.001
+_THREADS: Final = 4
+
+
+class Kept(Enum):
+    """What became of a chunk that came."""
+
+    STORED = auto()
+    DAMAGED = auto()
+    NO_ROOM = auto()
+
+
+class Traffic:
+    """Loads and keeps chunks in threads. While too much waits for the store, every lane in `lanes()` stops reading."""
+
+    def __init__(self, store: ChunkStore, limits: Limits, memory_limit: int, lanes: Callable[[], list[Lane]]) -> None:
+        self._store = store
+        self._memory_limit = memory_limit
+        self._lanes = lanes
+        self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="chunks")
+        self._upload = Pacer(limits.upload)
+        self._download = Pacer(limits.download)
+        self._pending_bytes = 0
+        self._paused_until_s = 0.0
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def load(self, name: bytes) -> bytes | None:
+        """Sealed bytes of a chunk once the upload limit lets it go; None when it is gone."""
+        try:
+            sealed = await asyncio.get_running_loop().run_in_executor(self._threads, self._store.get, name)
+        except (ChunkMissingError, ChunkCorruptError, OSError) as error:
+            _log.warning("chunk cannot be served", reason=str(error))
+            return None
+        wait_s = self._upload.book(len(sealed), time.monotonic())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        return sealed
+
+    def came(self, size: int) -> None:
+        """Count a chunk that has arrived and will be given to `keep`."""
+        self._pending_bytes += size
+        now_s = time.monotonic()
+        wait_s = self._download.book(size, now_s)
+        if wait_s:
+            self._paused_until_s = now_s + wait_s
+            asyncio.get_running_loop().call_later(wait_s, self._read_on)
+        if wait_s or self._pending_bytes > self._memory_limit // 4:
+            for lane in self._lanes():
+                lane.pause_reading()
+
+    async def keep(self, name: bytes, body: bytearray) -> Kept:
+        """Verify a chunk and store it."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._store.put, name, body)
+        except ChunkCorruptError:
+            return Kept.DAMAGED
+        except (NoSpaceError, OSError) as error:
+            _log.error("chunk not stored", reason=str(error))
+            return Kept.NO_ROOM
+        finally:
+            self._pending_bytes -= len(body)
+            self._read_on()
+        return Kept.STORED
+
+    def _read_on(self) -> None:
+        """Let lanes read again, once the store has caught up and the download limit allows."""
+        calm = self._pending_bytes <= self._memory_limit // 8
+        if calm and time.monotonic() >= self._paused_until_s - _TIMER_SLACK_S:
+            for lane in self._lanes():
+                lane.resume_reading()
