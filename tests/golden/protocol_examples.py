@@ -56,6 +56,7 @@ from patchswarm.protocol.messages import (
     Reject,
     Request,
     Summary,
+    Widen,
     decode_message,
     encode_message,
 )
@@ -239,6 +240,7 @@ EXAMPLES: dict[str, Example] = {
     "message-pong": message(Pong(1_234_567)),
     "message-bye": message(Bye("stopping")),
     "message-lane": message(Lane(ATTEMPT, CHUNK_KEY)),
+    "message-widen": message(Widen()),
     "message-summary": message(Summary(named("all"))),
     "message-buckets": message(Buckets(bytes(255 * 8) + named("bucket")[:8])),
     "message-inventory": message(Inventory(255, (named("a"), named("b")))),
