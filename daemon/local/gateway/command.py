@@ -32,7 +32,14 @@ _ENGINES = ("sglang", "vllm", "openai", "none")
     metavar="DIR",
     help="Folder with this node's configuration.",
 )
-@click.option("--socket", envvar="PATCHSWARM_SOCKET", show_envvar=True, metavar="PATH", type=click.Path(path_type=Path))
+@click.option(
+    "--socket",
+    envvar="PATCHSWARM_SOCKET",
+    show_envvar=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="The daemon's socket, when it is not the home's.",
+)
 def gateway(
     *, engine_urls: tuple[str, ...], loras: tuple[str, ...], home: str, socket: Path | None, **given: Any
 ) -> None:

@@ -1,0 +1,68 @@
+"""Options that several commands share, and how what people write in them is checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from .errors import BadInputError
+from .home import Home
+from .units import parse_address, parse_duration_s
+
+ENVIRONMENT_PREFIX: Final = "PATCHSWARM"
+
+
+def addresses(_ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """Check HOST:PORT options, one or many, before anything is made with them."""
+    for address in value if isinstance(value, tuple) else (value,) if value else ():
+        try:
+            parse_address(address)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    return value
+
+
+def seconds(_ctx: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Read a duration option."""
+    try:
+        return parse_duration_s(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _home_argument(_ctx: click.Context, _parameter: click.Parameter, value: str) -> Home:
+    return Home.at(value)
+
+
+def _stream_argument(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from ..protocol.errors import MessageError
+    from ..protocol.ids import check_stream_name
+
+    try:
+        return check_stream_name(value)
+    except MessageError as error:
+        raise BadInputError(f"--stream: {error}") from None
+
+
+home = click.option(
+    "--home",
+    envvar=f"{ENVIRONMENT_PREFIX}_HOME",
+    default="~/.patchswarm",
+    show_default=True,
+    show_envvar=True,
+    metavar="DIR",
+    callback=_home_argument,
+    help="Folder with this node's keys, configuration and state.",
+)
+socket = click.option(
+    "--socket",
+    envvar=f"{ENVIRONMENT_PREFIX}_SOCKET",
+    show_envvar=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="The daemon's socket, when it is not the home's.",
+)
+json = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+stream = click.option("--stream", required=True, metavar="NAME", callback=_stream_argument, help="The stream.")

@@ -1,0 +1,223 @@
+"""Commands that talk to a running daemon: `publish`, `pull`, `status`, `versions` and `peers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from . import console, options
+from .home import Home
+
+if TYPE_CHECKING:
+    from .local.client import Client
+    from .local.model import PeerStatus, StreamStatus
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@options.stream
+@click.option("--version", "number", type=click.IntRange(0, 2**63 - 1), help="Its number.  [default: the next]")
+@click.option("--label", default="", help="Free text that goes with it, such as the trainer's step.")
+@click.option("--base", is_flag=True, help="The hosts have these bytes already: register them, send nothing.")
+@click.option("--quiet", "-q", is_flag=True, help="Print the version's number only.")
+@options.json
+@options.home
+@options.socket
+def publish(
+    *,
+    directory: Path,
+    stream: str,
+    number: int | None,
+    label: str,
+    base: bool,
+    quiet: bool,
+    as_json: bool,
+    home: Home,
+    socket: Path | None,
+) -> None:
+    """Publish a checkpoint directory as the next version.
+
+    On the head. DIR holds safetensors files and whatever else belongs to the checkpoint.
+    """
+    from .local.model import PublishProgress
+    from .units import format_size
+
+    client = _client(home, socket)
+    with console.progress(quiet=quiet or as_json) as show:
+
+        def relay(progress: PublishProgress) -> None:
+            show(progress.stage, progress.done_bytes, progress.total_bytes)
+
+        result = client.publish(
+            directory.absolute(), stream=stream, version=number, label=label, base=base, progress=relay
+        )
+    if as_json:
+        console.print_json(result)
+    elif quiet:
+        click.echo(result.version)
+    else:
+        label = f" ({result.label})" if result.label else ""
+        click.echo(f"published {result.stream} version {result.version}{label}")
+        click.echo(f"  changed  {result.changed_fraction:.3%} ({result.changed_elements:,} elements)")
+        ratio = f"{result.ratio:,.1f}x smaller" if result.patch_bytes else "nothing to send"
+        click.echo(f"  patch    {format_size(result.patch_bytes)} of {format_size(result.full_bytes)}, {ratio}")
+        click.echo(f"  seconds  {', '.join(f'{stage} {took:.2f}' for stage, took in result.seconds.items())}")
+
+
+@click.command()
+@options.json
+@options.home
+@options.socket
+def status(*, as_json: bool, home: Home, socket: Path | None) -> None:
+    """Show the streams, how far behind they are, and the peers."""
+    client = _client(home, socket)
+    streams, peers = client.streams(), client.peers()
+    if as_json:
+        console.print_json({"streams": streams, "peers": peers})
+        return
+    if streams:
+        _print_streams(streams)
+    else:
+        click.echo("no streams yet; the head starts one with 'patchswarm publish DIR --stream NAME'")
+    click.echo()
+    _print_peers(peers)
+
+
+@click.command()
+@options.json
+@options.home
+@options.socket
+def peers(*, as_json: bool, home: Home, socket: Path | None) -> None:
+    """Show the other nodes that this one knows."""
+    known = _client(home, socket).peers()
+    if as_json:
+        console.print_json({"peers": known})
+    else:
+        _print_peers(known)
+
+
+@click.command()
+@options.stream
+@options.json
+@options.home
+@options.socket
+def versions(*, stream: str, as_json: bool, home: Home, socket: Path | None) -> None:
+    """Show a stream's versions on this node, newest first."""
+    import time
+
+    from .units import format_size
+
+    known = _client(home, socket).versions(stream)
+    if as_json:
+        console.print_json({"versions": known})
+        return
+    rows = [
+        (
+            str(v.version),
+            v.label or "-",
+            format_size(v.size_bytes),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(v.committed_at)) if v.committed_at else "-",
+            ("proven" if v.proven else "unproven") if v.path else "not held",
+            v.manifest[:10],
+        )
+        for v in known
+    ]
+    console.print_columns(("VERSION", "LABEL", "SIZE", "COMMITTED", "BYTES", "MANIFEST"), rows)
+
+
+@click.command()
+@options.stream
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="A directory that is empty or does not exist yet.",
+)
+@click.option(
+    "--version", "number", type=click.IntRange(0, 2**63 - 1), help="Which version.  [default: the newest here]"
+)
+@click.option("--wait", "wait_s", default=0.0, metavar="SECONDS", type=click.FloatRange(0), help="Wait so long for it.")
+@click.option("--quiet", "-q", is_flag=True, help="Print the version's number only.")
+@options.json
+@options.home
+@options.socket
+def pull(
+    *,
+    stream: str,
+    out: Path,
+    number: int | None,
+    wait_s: float,
+    quiet: bool,
+    as_json: bool,
+    home: Home,
+    socket: Path | None,
+) -> None:
+    """Copy a version's files into a new directory."""
+    from .units import format_size
+
+    client = _client(home, socket)
+    with console.progress(quiet=quiet or as_json) as show:
+        pulled = client.pull(
+            stream, out, version=number, wait_s=wait_s, progress=lambda done, total: show("pull", done, total)
+        )
+    if as_json:
+        console.print_json({"version": pulled, "out": str(out)})
+    elif quiet:
+        click.echo(pulled.version)
+    else:
+        click.echo(f"pulled {stream} version {pulled.version}, {format_size(pulled.size_bytes)}, into {out}")
+
+
+def _client(home: Home, socket: Path | None) -> Client:
+    from .local.client import Client
+
+    if socket is None:
+        from .config import Config
+
+        home.check()
+        socket = Config.load(home).local.socket
+    return Client(socket)
+
+
+def _print_streams(streams: list[StreamStatus]) -> None:
+    rows = [
+        (
+            s.stream,
+            s.state.value,
+            str(s.current.version) if s.current else "-",
+            str(s.head.version) if s.head else "-",
+            f"{s.lag} ({s.lag_s:.0f} s)" if s.lag else "0",
+            ("yes" if s.proven else "not yet") if s.current else "-",
+            f"{s.progress.stage} {s.progress.done_bytes / max(1, s.progress.total_bytes):.0%}" if s.progress else "-",
+        )
+        for s in streams
+    ]
+    console.print_columns(("STREAM", "STATE", "VERSION", "HEAD", "LAG", "PROVEN", "PROGRESS"), rows)
+    for s in streams:
+        if s.last_error:
+            click.echo(f"{s.stream}: last error: {s.last_error.detail}")
+
+
+def _print_peers(peers: list[PeerStatus]) -> None:
+    from .units import format_size
+
+    if not peers:
+        click.echo("no peers yet; add some with 'patchswarm invite' on the head, and 'patchswarm join' on the new host")
+        return
+    rows = [
+        (
+            p.node[:10],
+            p.site or "-",
+            "yes" if p.connected else "no",
+            f"{p.rtt_ms:.1f}" if p.rtt_ms is not None else "-",
+            f"{format_size(p.up_bytes_per_s)}/s",
+            f"{format_size(p.down_bytes_per_s)}/s",
+            str(p.lanes),
+            ", ".join(f"{head.stream} {head.version}" for head in p.heads) or "-",
+        )
+        for p in sorted(peers, key=lambda peer: (peer.site, peer.node))
+    ]
+    console.print_columns(("PEER", "SITE", "LINK", "RTT MS", "UP", "DOWN", "LANES", "HEADS"), rows)
