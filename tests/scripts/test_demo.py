@@ -1,8 +1,10 @@
 """The demo: its table is true, and it fails when a byte differs. Its trainer rounds as hardware does."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import demo
@@ -20,9 +22,18 @@ def checkpoint(tmp_path):
     return write(tmp_path / "model", model() | {"ids": tensor("I64", (3,), random)}, shards=2, side={"a/b.txt": b"x"})
 
 
-def test_a_demo_ends_with_identical_files_everywhere(checkpoint, tmp_path):
+@pytest.fixture
+def short_folder():
+    """A folder with a path so short that sockets fit below it."""
+    with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.timeout(300)
+def test_a_demo_ends_with_identical_files_everywhere_and_leaves_nothing(checkpoint, tmp_path, short_folder):
     line = [sys.executable, DEMO, "--model", checkpoint, "--versions", "4", "--nodes", "2", "--json", tmp_path / "out"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=110, check=False)
+    place = os.environ | {"TMPDIR": str(short_folder)}
+    done = subprocess.run(line, capture_output=True, text=True, env=place, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((tmp_path / "out").read_text())
     assert document["ok"]
@@ -41,7 +52,7 @@ def test_a_demo_ends_with_identical_files_everywhere(checkpoint, tmp_path):
         assert row["identical"] == dict.fromkeys(nodes, True)
     assert "rollout-2 is stopped" in done.stdout
     assert "head's daemon is killed" in done.stdout
-    assert not list(Path("/tmp").glob(f"patchswarm-demo-*/{tmp_path.name}"))
+    assert not list(short_folder.iterdir())
 
 
 def test_one_different_file_makes_the_demo_fail():
