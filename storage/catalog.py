@@ -81,7 +81,9 @@ class Catalog:
                     database.execute(statement)
                 database.execute(f"PRAGMA user_version = {FORMAT}")
         elif found != FORMAT:
-            raise CatalogError(f"{self.path} has format {found}, this version reads {FORMAT}: upgrade patchswarm")
+            error = CatalogError(f"{self.path} has format {found}, this version reads {FORMAT}: upgrade patchswarm")
+            error.later_format = True
+            raise error
 
     def close(self) -> None:
         """Close the database."""

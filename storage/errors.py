@@ -42,6 +42,10 @@ class SlotGoneError(StorageError):
     """The version is not materialised here (any more)."""
 
 
+class VerifyStoppedError(StorageError):
+    """A verification was told to stop before its end: it proved nothing."""
+
+
 class NotNewerError(StorageError):
     """A commit would take the stream backwards."""
 
@@ -59,7 +63,9 @@ class NoSpaceError(StorageError):
 
 
 class CatalogError(StorageError):
-    """The catalog cannot be opened, read or written."""
+    """The catalog cannot be opened, read or written. `later_format`: it is whole, but not for this version."""
+
+    later_format = False
 
 
 class HomeError(StorageError):

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from .errors import NoSpaceError
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_MOUNTS: Final = Path("/proc/self/mountinfo")
 _NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
 _IOV_BYTES: Final = 1 << 30  # one read or write call moves less than 2 GiB on Linux, whatever is asked
 
@@ -114,6 +115,25 @@ class Files:
         """Bytes that this user may still write to the file system of `path`."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+    def total_bytes(self, path: Path) -> int:
+        """Bytes that the file system of `path` can hold in all."""
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize
+
+    def memory_bytes(self) -> int:
+        """Bytes of memory that this machine has."""
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def is_in_memory(self, path: Path) -> bool:
+        """Whether `path` is on tmpfs or ramfs."""
+        device = os.stat(path).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        for line in _MOUNTS.read_text().splitlines():
+            fields = line.split(" ")
+            if fields[2] == wanted:
+                return fields[fields.index("-") + 1] in ("tmpfs", "ramfs")
+        return False
 
     def commit(self, database: sqlite3.Connection) -> None:
         """Commit the open transaction of a database."""

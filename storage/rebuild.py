@@ -127,12 +127,6 @@ def reshape(
     With `overwrite_kept` the kept files are filled too. Nothing that exists is touched before all space is
     allocated. Raises NoSpaceError.
     """
-    need = plan.space_bytes()
-    free = files.free_bytes(directory)
-    if need > free:
-        raise NoSpaceError(
-            f"{directory.parent} has {free} bytes free, the next version needs {need}: free some, or move slot_dir"
-        )
     fresh = directory / FRESH_NAME
     try:
         remove_tree(files, fresh)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,12 @@ from ..protocol.ids import check_stream_name
 from ..protocol.layout import Layout
 from .catalog import Catalog, Mark
 from .directories import Directories, Directory
-from .errors import SlotGoneError, SlotsBusyError, StorageError
+from .errors import SlotGoneError, SlotsBusyError, StorageError, VerifyStoppedError
 from .files import Files
 from .leases import Held, LeaseBook
 from .mapped import MappedFiles
 from .state import Phase
-from .verify import bad_blocks
+from .verify import RUN_BLOCKS, checked_blocks, compare_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +164,25 @@ class SlotTable:
             self._collect()
         self._directories.empty_trash()
 
-    def verify_slot(self, slot: Slot, digests: bytes, threads: int | None = None) -> list[int]:
-        """Numbers of the blocks of a slot that differ from a digest table. Raises SlotGoneError."""
-        with self.hold(slot) as mapped:
-            return bad_blocks(mapped, slot.layout, digests, threads or self._threads)
+    def verify_slot(
+        self, slot: Slot, digests: bytes, threads: int | None = None, pace: Callable[[int], bool] | None = None
+    ) -> list[int]:
+        """Numbers of the blocks of a slot that differ from a digest table.
+
+        The slot is held for some blocks at a time only, so that a step does not wait for a scrub of its spare; one
+        that was taken meanwhile is a SlotGoneError. `pace(size_bytes)` is called after each run of blocks and may
+        wait; when it answers False, this ends with VerifyStoppedError.
+        """
+        threads = threads or self._threads
+        blocks = checked_blocks(slot.layout, digests)
+        bad = []
+        for first in range(0, len(blocks), RUN_BLOCKS * threads):
+            last = min(first + RUN_BLOCKS * threads, len(blocks))
+            with self.hold(slot) as mapped:
+                bad += compare_blocks(mapped, blocks, digests, first, last, threads)
+            if pace and not pace(sum(size for _, _, size in blocks[first:last])):
+                raise VerifyStoppedError(f"verification of {slot.path} was stopped before its end")
+        return bad
 
     def mark_proven(self, slot: Slot) -> Slot:
         """Record that a slot's whole digest table was checked; it may be served again if it could not be."""

@@ -12,11 +12,12 @@ from ..protocol.layout import Layout
 from .building import Building
 from .catalog import Catalog
 from .directories import Directory
-from .errors import NoSpaceError, NotNewerError, SlotGoneError, SlotsBusyError, StorageError
+from .errors import NotNewerError, SlotGoneError, SlotsBusyError, StorageError
 from .files import Files
 from .mapped import MappedFiles
 from .rebuild import ByteSource, Plan, plan, reshape
 from .slot_table import Lease, Slot, SlotTable, shown
+from .space import Reservation, Space
 from .state import Phase
 from .verify import DIGEST_BYTES, good_block
 
@@ -38,11 +39,14 @@ class StreamSlots(SlotTable):
         files: Files | None = None,
         count: int = 2,
         threads: int | None = None,
+        space: Space | None = None,
     ) -> None:
         super().__init__(directory, stream, catalog, files, count, threads)
         self._building: Building | None = None
         self._under: Directory | None = None
         self._exclusive = ""
+        self._space = space or Space(self._files, margin_bytes=0)
+        self._reserved: Reservation | None = None
 
     def begin(self, layout: Layout, source: Slot | ByteSource | None, *, exclusive: str = "") -> Building:
         """A directory with files of `layout`, holding what of `source` matches, ready for the transition from it.
@@ -55,7 +59,11 @@ class StreamSlots(SlotTable):
         with self._lock:
             if self._building is not None:
                 raise SlotsBusyError(f"{self.stream} is building a version already: commit or abort it first")
-            fill, held = self._choose(layout, source, exclusive)
+            try:
+                fill, held = self._choose(layout, source, exclusive)
+            except BaseException:
+                self._give_space_back()
+                raise
         building = self._building
         assert building is not None
         try:
@@ -65,9 +73,15 @@ class StreamSlots(SlotTable):
             building.abort()
             raise
         finally:
+            self._give_space_back()
             if held:
                 self._unpin(held)
         return building
+
+    def _give_space_back(self) -> None:
+        if self._reserved:
+            self._reserved.close()
+            self._reserved = None
 
     def _choose(
         self, layout: Layout, source: Slot | ByteSource | None, exclusive: str
@@ -155,12 +169,8 @@ class StreamSlots(SlotTable):
             )
 
     def _check_space(self, change: Plan, freed_bytes: int) -> None:
-        need, free = change.space_bytes(), self._files.free_bytes(self.directory) + freed_bytes
-        if need > free:
-            raise NoSpaceError(
-                f"{self.directory} has {free} bytes free and the next version of {self.stream} needs {need}: "
-                "free some, or move slot_dir"
-            )
+        need = max(change.space_bytes() - freed_bytes, 0)
+        self._reserved = self._space.reserve(self.directory, need, f"the next version of {self.stream}")
 
     def commit_building(
         self, building: Building, epoch: int, version: int, manifest: bytes, label: str, *, proven: bool

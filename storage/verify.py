@@ -13,12 +13,16 @@ from .errors import StorageError
 from .rebuild import ByteSource
 
 DIGEST_BYTES: Final = 32
-_RUN_BLOCKS: Final = 16  # for one thread in one go: handing over each block costs some percent of hashing it
+RUN_BLOCKS: Final = 16  # for one thread in one go: handing over each block costs some percent of hashing it
+
+
+Block = tuple[int, int, int]
+"""File, offset, size."""
 
 
 def block_digests(source: ByteSource, threads: int) -> bytes:
     """The digest table of what `source` holds: 32 bytes for each block, in the order of `Layout.blocks`."""
-    return b"".join(_digests(source, source.layout, threads))
+    return b"".join(_digests(source, source.layout.blocks(), threads))
 
 
 def bad_blocks(source: ByteSource, layout: Layout, digests: bytes, threads: int) -> list[int]:
@@ -26,13 +30,25 @@ def bad_blocks(source: ByteSource, layout: Layout, digests: bytes, threads: int)
 
     `source` has the same layout, or one with the same file numbers. Raises StorageError for a table of wrong length.
     """
-    count = sum(1 for _ in layout.blocks())
-    if len(digests) != count * DIGEST_BYTES:
-        raise StorageError(f"digest table of {len(digests)} bytes does not fit a version of {count} blocks")
+    blocks = checked_blocks(layout, digests)
+    return compare_blocks(source, blocks, digests, 0, len(blocks), threads)
+
+
+def checked_blocks(layout: Layout, digests: bytes) -> list[Block]:
+    """All blocks of a layout. Raises StorageError for a digest table of another length."""
+    blocks = list(layout.blocks())
+    if len(digests) != len(blocks) * DIGEST_BYTES:
+        raise StorageError(f"digest table of {len(digests)} bytes does not fit a version of {len(blocks)} blocks")
+    return blocks
+
+
+def compare_blocks(
+    source: ByteSource, blocks: Sequence[Block], digests: bytes, first: int, last: int, threads: int
+) -> list[int]:
+    """Numbers of the blocks from `first` up to `last` in which `source` differs from a digest table."""
+    found = _digests(source, iter(blocks[first:last]), threads)
     return [
-        number
-        for number, found in enumerate(_digests(source, layout, threads))
-        if found != digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+        number for number, each in enumerate(found, first) if each != digests[number * DIGEST_BYTES :][:DIGEST_BYTES]
     ]
 
 
@@ -45,13 +61,12 @@ def good_block(name: bytes, number: int, sources: Iterable[Callable[[int], bytes
     return None
 
 
-def _digests(source: ByteSource, layout: Layout, threads: int) -> Iterator[bytes]:
-    def hash_run(run: Sequence[tuple[int, int, int]]) -> list[bytes]:
+def _digests(source: ByteSource, blocks: Iterator[Block], threads: int) -> Iterator[bytes]:
+    def hash_run(run: Sequence[Block]) -> list[bytes]:
         # One block at a time: foreign sources read each into memory of its own.
         return [digest(source.read(*block).data) for block in run]
 
-    blocks = layout.blocks()
     with ThreadPoolExecutor(threads) as pool:
-        while runs := [run for _ in range(4 * threads) if (run := list(islice(blocks, _RUN_BLOCKS)))]:
+        while runs := [run for _ in range(4 * threads) if (run := list(islice(blocks, RUN_BLOCKS)))]:
             for found in pool.map(hash_run, runs):
                 yield from found

@@ -1,0 +1,148 @@
+"""A damaged catalog, made anew from what can still be read of it and from the files around it.
+
+Signed objects prove themselves and come again from peers, so what cannot be read of them is not lost. Marks must
+not fall: each is the highest of what the old catalog and the slots' state files say. Leases must not be forgotten
+while their reader lives: where they cannot be read, every slot counts as read by someone who lost the lease.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import MessageError
+from ..protocol.ids import check_stream_name
+from ..protocol.messages import ObjectKind
+from .catalog import Catalog, LeaseRow, Mark
+from .errors import CatalogError, HomeError, NotNewerError, SlotStateError
+from .files import Files, exists
+from .leases import LeaseState
+from .slot_dir import HOME_KEY, home_of
+from .state import Phase, SlotState, read_state
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What became of a damaged catalog."""
+
+    reason: str
+    kept_as: Path
+    """The damaged file, under its new name."""
+    objects: int
+    """Signed objects that could still be read."""
+    marks: int
+    leases_lost: bool
+    """Slots are retired once they are not current, because a reader may have them."""
+
+
+def open_catalog(path: Path, slot_dir: Path, files: Files | None = None) -> tuple[Catalog, Rebuilt | None]:
+    """The catalog at `path`; a damaged one is set aside and rebuilt. Raises CatalogError for one of a later format."""
+    files = files or Files()
+    try:
+        return Catalog(path, files), None
+    except CatalogError as error:
+        if error.later_format:
+            raise
+        reason = str(error)
+    aside = _set_aside(files, path)
+    catalog = Catalog(path, files)
+    try:
+        return catalog, _fill(catalog, aside, slot_dir, files, reason)
+    except BaseException:
+        catalog.close()
+        raise
+
+
+def _set_aside(files: Files, path: Path) -> Path:
+    number = 1
+    while exists(files, aside := path.with_name(f"{path.name}.damaged-{number}")):
+        number += 1
+    # The main file goes last: as long as it is there, the next start finds it damaged again and goes on from here.
+    for suffix in ("-wal", "-shm", ""):
+        if exists(files, Path(f"{path}{suffix}")):
+            files.rename(Path(f"{path}{suffix}"), Path(f"{aside}{suffix}"))
+    return aside
+
+
+def _fill(catalog: Catalog, aside: Path, slot_dir: Path, files: Files, reason: str) -> Rebuilt:
+    states = list(_slot_states(files, slot_dir))
+    objects: dict[bytes, tuple[ObjectKind, bytes, bytes]] = {}
+    for row in _salvage(aside, "objects", 3):
+        with suppress(ValueError, TypeError):
+            objects[bytes(row[0])] = (ObjectKind(row[1]), bytes(row[0]), bytes(row[2]))
+    catalog.put_objects(objects.values())
+    for row in _salvage(aside, "settings", 2):
+        if isinstance(row[0], str) and isinstance(row[1], bytes):
+            catalog.put(row[0], row[1])
+    home = home_of(slot_dir, files)
+    if home is not None:
+        catalog.put(HOME_KEY, home)
+    marks = _marks(aside, states)
+    for stream, mark in marks.items():
+        with suppress(NotNewerError):
+            catalog.raise_mark(stream, *mark)
+    lost = not _restore_leases(catalog, aside)
+    if lost:
+        for state in states:
+            catalog.put_lease(
+                LeaseRow(
+                    f"lost-{state.stream}-{state.epoch}-{state.version}",
+                    state.stream,
+                    state.epoch,
+                    state.version,
+                    state.manifest,
+                    0.0,
+                    LeaseState.EXPIRED,
+                    files.boot_id(),
+                )
+            )
+    return Rebuilt(reason, aside, len(objects), len(marks), lost)
+
+
+def _slot_states(files: Files, slot_dir: Path) -> Iterator[SlotState]:
+    if not exists(files, slot_dir):
+        return
+    for stream in files.entries(slot_dir):
+        if stream.is_folder:
+            for entry in files.entries(slot_dir / stream.name):
+                with suppress(FileNotFoundError, NotADirectoryError, SlotStateError, HomeError):
+                    state = read_state(files, slot_dir / stream.name / entry.name)
+                    if state.phase is Phase.READY and state.stream == stream.name:
+                        yield state
+
+
+def _marks(aside: Path, states: Sequence[SlotState]) -> dict[str, Mark]:
+    found: dict[str, Mark] = {}
+    rows: list[tuple[Any, ...]] = [(each.stream, each.epoch, each.version, each.manifest) for each in states]
+    for row in [*rows, *_salvage(aside, "marks", 4)]:
+        with suppress(TypeError, ValueError, MessageError):
+            stream, mark = check_stream_name(str(row[0])), Mark(int(row[1]), int(row[2]), bytes(row[3]))
+            if len(mark.manifest) == 32 and (stream not in found or mark > found[stream]):
+                found[stream] = mark
+    return found
+
+
+def _restore_leases(catalog: Catalog, aside: Path) -> bool:
+    """Whether all leases could be read."""
+    rows: list[tuple[Any, ...]] = []
+    try:
+        with closing(sqlite3.connect(f"file:{aside}?mode=ro", uri=True)) as database:
+            rows = database.execute("SELECT * FROM leases").fetchall()
+        for row in rows:
+            catalog.put_lease(LeaseRow(*row))
+    except (sqlite3.Error, TypeError, CatalogError):
+        return False
+    return True
+
+
+def _salvage(aside: Path, table: str, columns: int) -> Iterator[tuple[Any, ...]]:
+    """Rows of a table of a damaged database, until it cannot be read on; from both ends."""
+    for order in ("ASC", "DESC"):
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{aside}?mode=ro", uri=True)) as database:
+            for row in database.execute(f"SELECT * FROM {table} ORDER BY 1 {order}"):  # noqa: S608 - our own names
+                if len(row) == columns:
+                    yield row
