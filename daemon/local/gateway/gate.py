@@ -20,7 +20,6 @@ from .errors import EngineUnavailableError, GatewayError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-Refusal = Callable[[Constraint, Applied | None], GatewayError]
 Patience = Callable[[Constraint, Applied | None], float]
 
 
@@ -78,10 +77,10 @@ class Gate:
 
     # -- entering -------------------------------------------------------------------------------------------
 
-    async def enter(self, stream: str, constraint: Constraint, patience: Patience, refuse: Refusal) -> Admission:
+    async def enter(self, stream: str, constraint: Constraint, patience: Patience) -> Admission:
         """Enter as soon as the weights of `stream` satisfy the constraint, within the patience for it, in seconds.
 
-        Raises what `refuse` gives when they do not in time, EngineUnavailableError when the weights are unknown.
+        Raises TimeoutError when they do not in time, EngineUnavailableError when the weights are unknown.
         """
         arrived_s = time.monotonic()
         with self._queued(stream, constraint) as queue:
@@ -98,7 +97,7 @@ class Gate:
                         queue()
                     left_s = arrived_s + patience(constraint, applied) - time.monotonic()
                     if left_s <= 0:
-                        raise refuse(constraint, applied)
+                        raise TimeoutError
                 await self._wait(left_s)
 
     def leave(self, admission: Admission) -> None:

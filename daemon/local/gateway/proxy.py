@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self
 
@@ -14,6 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from ..engines.base import Engine, EngineError
+from ..errors import LocalError
 from .choice import Applied, has_passed, patience_s
 from .constraint import Constraint, parse
 from .errors import (
@@ -111,12 +113,12 @@ class Proxy:
         constraint = parse((body or {}).get("weight_version"), request.headers)
         follower = self._follower(body)
         stream = follower.target.stream if follower else ""
-        exchange.admission = await self._gate.enter(
-            stream,
-            constraint,
-            lambda asked, applied: self._patience(asked, applied, follower),
-            lambda asked, applied: self._refusal(asked, applied, follower),
-        )
+        try:
+            exchange.admission = await self._gate.enter(
+                stream, constraint, lambda asked, applied: self._patience(asked, applied, follower)
+            )
+        except TimeoutError:
+            raise await self._refusal(constraint, follower) from None
         try:
             if body is not None:
                 exchange.sent = self._engine.prepare(
@@ -167,7 +169,11 @@ class Proxy:
         order = None if applied is None else applied.order
         return patience_s(constraint, order, follower.head, self._patience_s)
 
-    def _refusal(self, constraint: Constraint, applied: Applied | None, follower: Follower | None) -> GatewayError:
+    async def _refusal(self, constraint: Constraint, follower: Follower | None) -> GatewayError:
+        if follower is not None:
+            with contextlib.suppress(LocalError):  # what it said last is told then
+                await follower.look()
+        applied = self._gate.applied(follower.target.stream) if follower else None
         have = "no confirmed weights" if applied is None else f"version {applied.version}"
         passed = has_passed(constraint, None if applied is None else applied.order, follower.head if follower else None)
         on_its_way = None if follower is None or passed else follower.on_its_way()

@@ -155,8 +155,7 @@ async def _leader(
         return Status.of(config.engine, config.engine_url, config.quiesce, gate, mover, config.staleness)
 
     app = _app(config)
-    app.router.add_get("/health", lambda _: _health(status()))
-    app.router.add_get("/server_info", lambda _: _info(status()))
+    _add_status(app, status)
     app.router.add_route("*", "/{path:.*}", proxy.handle)
     return app, status
 
@@ -217,8 +216,7 @@ def _member(config: GatewayConfig, book: HoldBook) -> tuple[web.Application, Cal
     app.router.add_post(PATH, guard(take))
     app.router.add_put(PATH + "/{hold}", guard(renew))
     app.router.add_delete(PATH + "/{hold}", guard(release))
-    app.router.add_get("/health", lambda _: _health(status()))
-    app.router.add_get("/server_info", lambda _: _info(status()))
+    _add_status(app, status)
     return app, status
 
 
@@ -264,13 +262,16 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return web.Response(status=413, body=msgspec.json.encode(problem.body), content_type="application/json")
 
 
-async def _health(status: Status) -> web.StreamResponse:
-    ready = not status.reasons
-    return web.json_response({"ready": ready, "reasons": status.reasons}, status=200 if ready else 503)
+def _add_status(app: web.Application, status: Callable[[], Status]) -> None:
+    async def health(_request: web.Request) -> web.StreamResponse:
+        now = status()
+        return web.json_response({"ready": now.ready, "reasons": now.reasons}, status=200 if now.ready else 503)
 
+    async def server_info(_request: web.Request) -> web.StreamResponse:
+        return _json(status())
 
-async def _info(status: Status) -> web.StreamResponse:
-    return _json(status)
+    app.router.add_get("/health", health)
+    app.router.add_get("/server_info", server_info)
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> web.Response:
