@@ -1,0 +1,275 @@
+"""Node: drives one `Swarm` in the simulated world, as daemon/fleet drives it in the real one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from patchswarm.protocol.effects import Dial, Effect, Hangup, HeadMoved, IndexHere, RouteReady, Send, Serve, SiteFound
+from patchswarm.protocol.errors import ProtocolError
+from patchswarm.protocol.ids import digest
+from patchswarm.protocol.manifest import Transition
+from patchswarm.protocol.messages import META_ORDINAL, Have, Message, ObjectKind, Reject
+from patchswarm.protocol.swarm import Settings, Swarm
+
+from .places import Host, Lie
+from .release import STREAM, Identity
+from .wire import Parcel, Wire
+
+if TYPE_CHECKING:
+    from .world import World
+
+_OPEN_INDEX_S: Final = 0.001
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one node did. Bytes; seconds since the publish began."""
+
+    control_sent: int = 0
+    control_before: int = 0  # of those: before the publish
+    chunk_bytes: int = 0  # all that came
+    useless_bytes: int = 0  # of those: had already, damaged, or not asked for
+    head_known_s: float | None = None
+    finished_s: float | None = None
+
+
+class Node:
+    """A host with its daemon. `number` is its place in the world's list."""
+
+    def __init__(self, world: World, number: int, place: int, host: Host, identity: Identity) -> None:
+        self.world = world
+        self.number = number
+        self.place = place
+        self.host = host
+        self.identity = identity
+        self.id = digest(identity.public)
+        self.address = f"host-{number}:1"
+        self.alive = True
+        self.joined_s = world.clock.now_s
+        self.version = 1
+        self.tally = Tally()
+        self.store: set[bytes] = set()
+        self.wires: dict[int, Wire] = {}
+        self.site = world.map.sites[host.site].label
+        seeds = tuple(seed for seed in world.seeds if seed != self.address)
+        settings = Settings(identity.public, world.cluster.ca_key, self.site, seeds, ("*",))
+        self.swarm = Swarm(settings, self.store.__contains__, random.Random(world.rng.getrandbits(64)))  # noqa: S311
+        self._serial = 1
+        self._wake_s = float("inf")
+        self._verified_s = 0.0  # when the verifying thread is free
+        self._applied_s = 0.0
+        self._said_false: set[int] = set()
+
+    def start(self) -> None:
+        """Come up: hold the base version, say who this is, begin to tick."""
+        now_s = self.world.clock.now_s
+        self.store.update(name for name, _ in self.world.release.old_chunks)
+        self.swarm.announce(self.record(), now_s)
+        self.swarm.fetch.hold(STREAM, frozenset({self.world.release.base_digest}), lists_first=False, now_s=now_s)
+        self._tick(now_s)
+
+    def record(self) -> bytes:
+        """Its node record, newly signed."""
+        addresses = () if self.host.nat else (self.address,)
+        record = self.identity.record(self._serial, self.site, addresses)
+        self._serial += 1
+        return record
+
+    def die(self, *, said: bool) -> None:
+        """Stop for ever. `said`: the kernel closes the connections; else the host just falls silent."""
+        self.alive = False
+        for wire in list(self.wires.values()):
+            if said:
+                wire.close(self)
+            else:
+                wire.set_cut(cut=True)
+        self.wires.clear()
+
+    # -- the core -------------------------------------------------------------------------------------------
+
+    def _tick(self, due_s: float) -> None:
+        if not self.alive or due_s > self._wake_s:
+            return
+        self._wake_s = float("inf")
+        self.swarm.tick(self.world.clock.now_s)
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        """Do what the core wants done. Called after every call into it."""
+        outgoing: dict[int, list[Message]] = {}
+        for effect in self.swarm.effects():
+            if effect.__class__ is Send:
+                outgoing.setdefault(effect.link, []).append(effect.message)
+            else:
+                if isinstance(effect, Hangup):
+                    self._flush(outgoing)
+                self._do(effect)
+        self._flush(outgoing)
+        wake_s = self.swarm.wake_s()
+        if wake_s < self._wake_s:
+            self._wake_s = wake_s
+            self.world.clock.at(wake_s, self._tick, wake_s)
+
+    def _flush(self, outgoing: dict[int, list[Message]]) -> None:
+        for link, messages in outgoing.items():
+            wire = self.wires.get(link)
+            if wire is not None:
+                if self.host.lie:
+                    messages = self._twist(link, messages)
+                if messages:
+                    wire.send(self, messages)
+        outgoing.clear()
+
+    def _do(self, effect: Effect) -> None:
+        world, now_s = self.world, self.world.clock.now_s
+        match effect:
+            case Serve():
+                self._serve(effect)
+            case Hangup():
+                wire = self.wires.get(effect.link)
+                if wire is not None:
+                    wire.close(self)
+            case Dial():
+                world.dial(self, effect.address)
+            case IndexHere():
+                world.clock.at(now_s + _OPEN_INDEX_S, self._open_index, effect.attempt)
+            case HeadMoved():
+                if world.published_s is not None and self.tally.head_known_s is None:
+                    self.tally.head_known_s = now_s
+            case SiteFound():
+                self.site = effect.site
+                self.swarm.announce(self.record(), now_s)
+            case RouteReady():
+                if effect.route:
+                    world.clock.at(max(self._applied_s, now_s), self._commit, effect.route)
+            case _:
+                pass
+
+    def _open_index(self, attempt: bytes) -> None:
+        series = self.swarm.fetch.stock.series.get(attempt)
+        if self.alive and series is not None and series.transition is not None:
+            self.swarm.fetch.index_known(attempt, 0, self.world.release.index, self.world.clock.now_s)
+            self.carry_out()
+
+    def _commit(self, route: tuple[Transition, ...]) -> None:
+        """The route is applied: this version is served from now on."""
+        if not self.alive:
+            return
+        target, now_s = route[-1], self.world.clock.now_s
+        if target.version < self.version:
+            self.world.violations.append(f"node {self.number} went from version {self.version} to {target.version}")
+        if target.version > self.version:
+            self.version = target.version
+            self.world.finished(self)
+        self.swarm.fetch.hold(STREAM, frozenset({target.target}), lists_first=False, now_s=now_s)
+        self.carry_out()
+
+    # -- links ----------------------------------------------------------------------------------------------
+
+    def link_up(self, wire: Wire, address: str | None) -> None:
+        """A connection is made."""
+        end, far = wire.end_of(self), wire.far_end(self)
+        end.number = self.swarm.link_up(far.node.identity.public, address, self.world.clock.now_s)
+        self.wires[end.number] = wire
+        self.carry_out()
+
+    def wire_down(self, number: int) -> None:
+        """A connection is gone."""
+        if self.wires.pop(number, None) is not None and self.alive:
+            self.swarm.link_down(number, self.world.clock.now_s)
+            self.carry_out()
+
+    def dial_failed(self, address: str) -> None:
+        """Nobody answered."""
+        if self.alive:
+            self.swarm.dial_failed(address, self.world.clock.now_s)
+            self.carry_out()
+
+    def receive(self, wire: Wire, number: int, messages: list[Message]) -> None:
+        """Control messages came."""
+        if not self.alive or number not in self.wires:
+            return
+        swarm, now_s = self.swarm, self.world.clock.now_s
+        link = swarm.links.get(number)
+        greeted = link is not None and link.record is not None
+        try:
+            for message in messages:
+                swarm.receive(number, message, now_s)
+        except ProtocolError as error:
+            self.world.complaints.append(f"node {self.number}: {error}")
+            wire.close(self)
+        if not greeted and link is not None and link.record is not None:
+            self._greeted(wire, now_s)
+        self.carry_out()
+
+    def _greeted(self, wire: Wire, now_s: float) -> None:
+        """As daemon/fleet does: the side that was dialled offers a lane, the other dials it."""
+        end = wire.end_of(self)
+        if end is wire.ends[1]:
+            rtt_s = end.path.rtt_s
+            wire.open_lanes(now_s + 1.5 * rtt_s, now_s + 2 * rtt_s)
+
+    # -- chunks ---------------------------------------------------------------------------------------------
+
+    def _serve(self, effect: Serve) -> None:
+        wire = self.wires.get(effect.link)
+        if wire is None or self.host.lie is Lie.SILENCE:
+            return
+        if effect.name not in self.store:
+            self.world.violations.append(f"node {self.number} was to serve a chunk that it has not verified")
+            return
+        size = self.world.sizes[effect.name]
+        wire.serve(self, Parcel(effect.name, size, self.host.lie is not Lie.WRONG_BYTES, effect.secure))
+
+    def chunk_came(self, wire: Wire, number: int, parcel: Parcel) -> None:
+        """The last byte of a chunk came: verify it, in turn."""
+        if not self.alive:
+            return
+        now_s = self.world.clock.now_s
+        self.tally.chunk_bytes += parcel.size
+        if self.swarm.expected(number, parcel.name) is None or parcel.name in self.store or not parcel.intact:
+            self.tally.useless_bytes += parcel.size
+        self._verified_s = max(self._verified_s, now_s) + parcel.size / self.host.verify_rate
+        self.world.clock.at(self._verified_s, self._verified, wire, number, parcel)
+
+    def chunk_left(self, number: int, name: bytes) -> None:
+        """A chunk of a `Serve` was handed to the kernel."""
+        if self.alive:
+            self.swarm.chunk_served(number, name)
+            self.carry_out()
+
+    def _verified(self, wire: Wire, number: int, parcel: Parcel) -> None:
+        if not self.alive:
+            return
+        now_s = self.world.clock.now_s
+        if parcel.intact and parcel.name not in self.store:
+            self.store.add(parcel.name)
+            self._applied_s = max(self._applied_s, now_s) + parcel.size / self.host.apply_rate
+        self.swarm.chunk_arrived(number, parcel.name, now_s, intact=parcel.intact, secure=parcel.secure)
+        self.carry_out()
+
+    def keep(self, name: bytes) -> None:
+        """Take a chunk that was made here."""
+        self.store.add(name)
+        self.swarm.fetch.stored(name, self.world.clock.now_s)
+
+    def learn(self, kind: ObjectKind, data: bytes) -> None:
+        """Take a signed object that was known before the world began."""
+        self.swarm.publish(kind, data, self.world.clock.now_s)
+
+    # -- lies -----------------------------------------------------------------------------------------------
+
+    def _twist(self, link: int, messages: list[Message]) -> list[Message]:
+        """What a liar sends instead."""
+        if self.host.lie is Lie.SILENCE:
+            return [message for message in messages if not isinstance(message, Reject)]
+        release = self.world.release
+        if self.host.lie is Lie.FALSE_HAVE and release.attempt in self.swarm.fetch.stock.series:
+            if link not in self._said_false:
+                self._said_false.add(link)
+                last = len(release.chunks) - 1
+                ranges = ((0, last), (META_ORDINAL, META_ORDINAL + len(release.list_chunks)))
+                return [*messages, Have(release.attempt, ranges)]
+        return messages

@@ -1,0 +1,182 @@
+"""Release: a cluster's keys and the signed objects of one publish, as a real head would make them.
+
+Contents do not exist: a chunk is a random name and a size. Only the index list is real, since every node opens it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from patchswarm.protocol.ids import digest
+from patchswarm.protocol.manifest import (
+    PAGE_ENTRIES,
+    BlobRef,
+    Header,
+    IndexPage,
+    Manifest,
+    ManifestPart,
+    Membership,
+    NodeRecord,
+    Opening,
+    OpeningPart,
+    RosterSite,
+    Route,
+    StreamRecord,
+    Subject,
+    Transition,
+    TransitionPart,
+)
+from patchswarm.protocol.messages import ObjectKind
+from patchswarm.protocol.seal import INDEX_ENTRY
+from patchswarm.protocol.signed import Signable, object_digest, sign
+
+from .places import Patch
+
+STREAM: Final = "sim"
+PAGE_DELAY_S: Final = 0.05
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+
+Object = tuple[ObjectKind, bytes]
+"""Kind and signed bytes."""
+
+
+class Cluster:
+    """The CA, the publisher and every node's identity, drawn from one seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._ca = Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
+        self.publisher = Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
+        self.ca_key = self._ca.public_key().public_bytes_raw()
+
+    def stream(self) -> Object:
+        """The record that binds the stream to the publisher."""
+        record = StreamRecord(STREAM, 1, self.publisher.public_key().public_bytes_raw())
+        return ObjectKind.STREAM, sign(record, self._ca)
+
+    def identity(self) -> Identity:
+        """A new member."""
+        key = Ed25519PrivateKey.from_private_bytes(self._rng.randbytes(32))
+        public = key.public_key().public_bytes_raw()
+        membership = sign(Membership(public, 2**40), self._ca)
+        return Identity(key, public, membership, self._rng.randbytes(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A member's key and what the CA signed for it."""
+
+    key: Ed25519PrivateKey
+    public: bytes
+    membership: bytes
+    incarnation: bytes
+
+    def record(self, serial: int, site: str, addresses: tuple[str, ...]) -> bytes:
+        """Its signed node record."""
+        record = NodeRecord(self.public, self.incarnation, serial, site, addresses, (), self.membership)
+        return sign(record, self.key)
+
+
+class Release:
+    """Two versions: `base`, which every host holds, and the next one, whose patch is to travel."""
+
+    def __init__(self, cluster: Cluster, patch: Patch, rng: random.Random) -> None:
+        self._key = cluster.publisher
+        self.patch = patch
+        self._rng = rng
+        self.attempt = rng.randbytes(16)
+        self._chunk_key = rng.randbytes(32)
+        model_size = patch.model_size or 100 * patch.size
+        self._model_size = model_size
+        self.chunks = self._draw_chunks()
+        self.layout = self._blob(max(4096, model_size // 2**21))
+        self.digests = self._blob(max(64, math.ceil(model_size / _BLOCK_BYTES) * 32))
+        self.index = b"".join(INDEX_ENTRY.pack(name, size) for name, size in self.chunks)
+        self._index_ref = self._blob(len(self.index), digest(self.index))
+        self.base = self._base()
+        self.base_digest = object_digest(self.base[1][1], Manifest)
+        self.target_digest = b""
+
+    @property
+    def old_chunks(self) -> list[tuple[bytes, int]]:
+        """The layout's chunks: unchanged since the version before, so every host has them."""
+        return list(self.layout.chunks)
+
+    @property
+    def list_chunks(self) -> list[tuple[bytes, int]]:
+        """Chunks of the new digest table and index."""
+        return [*self.digests.chunks, *self._index_ref.chunks]
+
+    @property
+    def sealed_bytes(self) -> int:
+        """What every host has to receive."""
+        return sum(size for _, size in (*self.chunks, *self.list_chunks))
+
+    def _draw_chunks(self) -> list[tuple[bytes, int]]:
+        mean = self.patch.size / self.patch.chunks
+        sizes = [max(64, round(mean * self._rng.uniform(0.95, 1.05))) for _ in range(self.patch.chunks)]
+        return [(self._rng.randbytes(32), size) for size in sizes]
+
+    def _blob(self, size: int, root: bytes | None = None) -> BlobRef:
+        pieces = [min(_PIECE_BYTES, size - at) for at in range(0, size, _PIECE_BYTES)]
+        names = tuple((self._rng.randbytes(32), piece + 16) for piece in pieces)
+        return BlobRef(root or self._rng.randbytes(32), size, self._rng.randbytes(32), names)
+
+    # -- objects --------------------------------------------------------------------------------------------
+
+    def _base(self) -> list[Object]:
+        parts = (ManifestPart(self.layout.root, self._rng.randbytes(32)),)
+        manifest = Manifest(STREAM, 1, 1, b"", self._rng.randbytes(16), "base", self._model_size, parts)
+        body = sign(manifest, self._key)
+        return [self._header(Subject.MANIFEST, 1, object_digest(body, Manifest)), (ObjectKind.MANIFEST, body)]
+
+    def _header(self, subject: Subject, version: int, name: bytes) -> Object:
+        return ObjectKind.HEADER, sign(Header(subject, STREAM, 1, version, name), self._key)
+
+    def _announced(self, kind: ObjectKind, subject: Subject, value: Signable) -> list[Object]:
+        data = sign(value, self._key)
+        return [self._header(subject, 2, object_digest(data, type(value))), (kind, data)]
+
+    def opening(self, node: bytes, roster: tuple[RosterSite, ...]) -> list[Object]:
+        """What goes out first."""
+        parts = (OpeningPart(node, self._chunk_key, 0, self.layout),)
+        opening = Opening(STREAM, 1, 2, self.base_digest, self.attempt, self._model_size, parts, roster)
+        return self._announced(ObjectKind.OPENING, Subject.OPENING, opening)
+
+    def pages(self) -> Iterator[tuple[float, bytes, list[bytes]]]:
+        """(seconds after the start, signed page, names in it): a page when it is full, or after 50 ms."""
+        made_s, sent_s, first = 0.0, 0.0, 0
+        for at, (_, size) in enumerate(self.chunks):
+            made_s += size / self.patch.encode_rate
+            if at + 1 - first == PAGE_ENTRIES or made_s - sent_s >= PAGE_DELAY_S or at + 1 == len(self.chunks):
+                batch = self.chunks[first : at + 1]
+                entries = b"".join(INDEX_ENTRY.pack(name, size) for name, size in batch)
+                page = IndexPage(STREAM, self.attempt, 0, first, entries)
+                yield made_s, sign(page, self._key), [name for name, _ in batch]
+                first, sent_s = at + 1, made_s
+
+    def closing(self, node: bytes) -> list[Object]:
+        """Manifest and transition: the version exists."""
+        parts = (ManifestPart(self.layout.root, self.digests.root),)
+        manifest = Manifest(STREAM, 1, 2, self.base_digest, self.attempt, "step 2", self._model_size, parts)
+        header, body = self._announced(ObjectKind.MANIFEST, Subject.MANIFEST, manifest)
+        self.target_digest = object_digest(body[1], Manifest)
+        part = TransitionPart(
+            node,
+            self._chunk_key,
+            0,
+            len(self.chunks),
+            sum(size for _, size in self.chunks),
+            self.layout,
+            self.digests,
+            self._index_ref,
+        )
+        transition = Transition(STREAM, 1, 2, Route.STEP, self.base_digest, self.target_digest, self.attempt, (part,))
+        return [header, body, *self._announced(ObjectKind.TRANSITION, Subject.TRANSITION, transition)]

@@ -1,0 +1,256 @@
+"""World: everybody and everything in one run: nodes, network, the publish, and the faults that happen to them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from patchswarm.protocol.messages import ObjectKind
+from patchswarm.protocol.roster import build_roster
+
+from .clock import Clock
+from .network import Network, Path
+from .node import Node
+from .places import Host, Map, Patch
+from .release import STREAM, Cluster, Object, Release
+from .tcp import Tcp
+from .wire import Wire
+
+DIAL_TIMEOUT_S: Final = 10.0
+SEEDS: Final = 3
+"""Hosts whose addresses every new node is given, the head among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the world behaves over time."""
+
+    seed: int = 1
+    tcp: Tcp = Tcp()
+    warm_up_s: float = 8.0
+    """Before the publish: nodes find each other."""
+    give_up_s: float = 600.0
+    churn_per_s: float = 0.0
+    """Hosts replaced per second and host."""
+    step_s: float | None = None
+
+
+class World:
+    """Set up, then `run`. `violations` stays empty as long as the invariants hold."""
+
+    def __init__(self, map_: Map, patch: Patch, options: Options) -> None:
+        self.policy = "swarm"
+        self.map = map_
+        self.options = options
+        self.rng = random.Random(options.seed)  # noqa: S311
+        self.clock = Clock()
+        fastest = max(host.down for host in map_.hosts)
+        step_s = options.step_s or min(max(patch.size / patch.chunks / fastest / 2, 2.5e-4), 2e-2)
+        self.network = Network(self.clock, options.tcp, step_s)
+        self.cluster = Cluster(self.rng)
+        self.release = Release(self.cluster, patch, self.rng)
+        release = self.release
+        self.sizes = dict([*release.chunks, *release.old_chunks, *release.list_chunks])
+        self.published_s: float | None = None
+        self.closed_s: float | None = None
+        self.violations: list[str] = []
+        self.complaints: list[str] = []
+        self.parted: frozenset[int] = frozenset()  # sites that are cut off from the others
+        self.wires: set[Wire] = set()
+        self._site_links = [
+            (
+                self.network.add_link(site.up, map_.wan_buffer_s),
+                self.network.add_link(site.down, map_.wan_buffer_s),
+            )
+            for site in map_.sites
+        ]
+        self._host_links: list[tuple[int, int]] = []
+        self.seeds: tuple[str, ...] = ()
+        self.nodes: list[Node] = []
+        self.by_address: dict[str, Node] = {}
+        self._unfinished: set[Node] = set()
+        self._populate()
+
+    @property
+    def head(self) -> Node:
+        """The node that publishes."""
+        return self.nodes[0]
+
+    def site_links(self, site: int) -> tuple[int, int]:
+        """Numbers of a site's WAN links: (up, down)."""
+        return self._site_links[site]
+
+    # -- setting up -----------------------------------------------------------------------------------------
+
+    def _populate(self) -> None:
+        """All hosts, each knowing its part of the others and the version that everyone holds."""
+        self.seeds = tuple(f"host-{number}:1" for number in range(min(SEEDS, len(self.map.hosts))))
+        for place, host in enumerate(self.map.hosts):
+            self._host_links.append(
+                (
+                    self.network.add_link(host.up, self.map.access_buffer_s),
+                    self.network.add_link(host.down, self.map.access_buffer_s),
+                )
+            )
+            self._add(place, host)
+        known: list[Object] = [self.cluster.stream(), *self.release.base]
+        records = [(node, node.record()) for node in self.nodes]
+        for node in self.nodes:
+            for kind, data in known:
+                node.learn(kind, data)
+            for other, record in records:
+                if other is not node and self.rng.random() < node.host.known_share:
+                    node.learn(ObjectKind.NODE, record)
+            node.swarm.effects()
+            self.clock.at(self.rng.random(), node.start)
+
+    def _add(self, place: int, host: Host) -> Node:
+        node = Node(self, len(self.nodes), place, host, self.cluster.identity())
+        self.nodes.append(node)
+        self.by_address[node.address] = node
+        if not host.lie:
+            self._unfinished.add(node)
+        return node
+
+    # -- paths ----------------------------------------------------------------------------------------------
+
+    def path(self, a: Node, b: Node) -> Path:
+        """From `a` to `b`."""
+        delay_s = self.map.one_way_s(a.place, b.place)
+        up, down = self._host_links[a.place][0], self._host_links[b.place][1]
+        if a.host.site == b.host.site:
+            return Path((up, down), delay_s, 2 * delay_s, 0.0)
+        wan = (self._site_links[a.host.site][0], self._site_links[b.host.site][1])
+        return Path((up, *wan, down), delay_s, 2 * delay_s, self.map.loss)
+
+    def is_cut(self, a: Node, b: Node) -> bool:
+        """Whether nothing gets from `a` to `b`."""
+        return (a.host.site in self.parted) != (b.host.site in self.parted) or not (a.alive and b.alive)
+
+    def dial(self, node: Node, address: str) -> None:
+        """TCP and TLS 1.3 handshakes: two round trips until the dialler may speak."""
+        other, now_s = self.by_address.get(address), self.clock.now_s
+        if other is None or other.host.nat or self.is_cut(node, other):
+            self.clock.at(now_s + DIAL_TIMEOUT_S, node.dial_failed, address)
+            return
+        wire = Wire(self, node, other)
+        rtt_s = wire.ends[0].path.rtt_s
+        self.clock.at(now_s + 2 * rtt_s, self._connected, wire, address)
+
+    def _connected(self, wire: Wire, address: str) -> None:
+        dialler, other = wire.ends[0].node, wire.ends[1].node
+        if not dialler.alive:
+            return
+        if self.is_cut(dialler, other):
+            dialler.dial_failed(address)
+            return
+        self.wires.add(wire)
+        accepted_s = self.clock.now_s + wire.ends[0].path.delay_s
+        wire.ends[0].arrives_s = accepted_s
+        self.clock.at(accepted_s, self._accepted, wire)
+        dialler.link_up(wire, address)
+
+    def _accepted(self, wire: Wire) -> None:
+        other = wire.ends[1].node
+        if wire.open and other.alive:
+            other.link_up(wire, None)
+
+    # -- the publish ----------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """As daemon/making does: opening, pages as chunks are encoded, then what closes the version."""
+        head, now_s = self.head, self.clock.now_s
+        self.published_s = now_s
+        for node in self.nodes:
+            node.tally.control_before = node.tally.control_sent
+        roster = build_roster(head.swarm.gossip.nodes, head.id)
+        for kind, data in self.release.opening(head.id, roster):
+            head.learn(kind, data)
+        head.carry_out()
+        made_s = 0.0
+        for made_s, page, names in self.release.pages():
+            self.clock.at(now_s + made_s, self._page, page, names)
+        self.clock.at(now_s + made_s, self._close)
+
+    def _page(self, page: bytes, names: list[bytes]) -> None:
+        head = self.head
+        head.swarm.fetch.add_page(page, -1, self.clock.now_s)
+        for name in names:
+            head.keep(name)
+        head.carry_out()
+
+    def _close(self) -> None:
+        head = self.head
+        self.closed_s = self.clock.now_s
+        head.store.update(name for name, _ in self.release.list_chunks)
+        for kind, data in self.release.closing(head.id):
+            head.learn(kind, data)
+        head.swarm.fetch.hold(
+            STREAM, frozenset({self.release.target_digest}), lists_first=False, now_s=self.clock.now_s
+        )
+        head.version = 2
+        self.finished(head)
+        head.carry_out()
+
+    def finished(self, node: Node) -> None:
+        """A node serves the new version."""
+        node.tally.finished_s = self.clock.now_s
+        self._unfinished.discard(node)
+
+    # -- faults ---------------------------------------------------------------------------------------------
+
+    def part(self, sites: Iterable[int]) -> None:
+        """Cut these sites off from all others, or heal with no sites."""
+        self.parted = frozenset(sites)
+        for wire in [wire for wire in self.wires if not wire.open]:
+            self.wires.discard(wire)
+        for wire in self.wires:
+            wire.set_cut(cut=self.is_cut(wire.ends[0].node, wire.ends[1].node))
+
+    def kill(self, node: Node, *, said: bool) -> None:
+        """End a node; `said`: its kernel still closes its connections."""
+        node.die(said=said)
+        self._unfinished.discard(node)
+
+    def join(self, place: int) -> Node:
+        """A new node on the host at `place`, which knows the seeds only and holds the base version."""
+        node = self._add(place, self.map.hosts[place])
+        node.learn(*self.cluster.stream())
+        for kind, data in self.release.base:
+            node.learn(kind, data)
+        node.start()
+        return node
+
+    def _churn(self) -> None:
+        """Replace one host other than the head, then another after an exponential pause."""
+        victim = self.rng.choice([node for node in self.nodes[1:] if node.alive])
+        self.kill(victim, said=self.rng.random() < 0.5)
+        self.join(victim.place)
+        self._plan_churn()
+
+    def _plan_churn(self) -> None:
+        rate = self.options.churn_per_s * (len(self.map.hosts) - 1)
+        if rate > 0:
+            self.clock.at(self.clock.now_s + self.rng.expovariate(rate), self._churn)
+
+    # -- running --------------------------------------------------------------------------------------------
+
+    def at(self, seconds: float, call: Callable[[], None]) -> None:
+        """Let something happen `seconds` after the publish begins."""
+        self.clock.at(self.options.warm_up_s + seconds, call)
+
+    def run(self) -> None:
+        """Warm up, publish, and go on until every live honest node is done or `give_up_s` has passed."""
+        options = self.options
+        self.clock.at(options.warm_up_s, self._publish)
+        self.clock.at(options.warm_up_s, self._plan_churn)
+        self.clock.run(options.warm_up_s + options.give_up_s, self._done)
+
+    def _done(self) -> bool:
+        return not self._unfinished
+
+    def unfinished(self) -> list[Node]:
+        """Live nodes that have not got there."""
+        return sorted((node for node in self._unfinished if not node.host.lie), key=lambda node: node.number)
