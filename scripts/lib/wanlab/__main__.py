@@ -14,7 +14,8 @@ from targets import exit_code, summary
 
 from patchswarm.daemon.local.client import LocalError
 
-from . import report
+from . import baselines, report
+from .baselines import LIBTORRENT, BaselineError
 from .cases import Case, case
 from .experiment import run
 from .lab import running
@@ -34,11 +35,19 @@ def main() -> int:
     runner.add_argument(
         "--congestion", default="", metavar="NAME", help="TCP's control on all hosts (default: bbr where there is it)"
     )
+    runner.add_argument("--baselines", action="store_true", help="then HTTP and libtorrent too, in the same lab")
     runner.add_argument("--keep", action="store_true", help="keep the nodes' homes and logs")
     options = parser.parse_args()
     lacking = missing()
     if lacking:
         print(f"skipped: the lab needs {lacking}", file=sys.stderr)
+        return _SKIPPED
+    if options.baselines and not baselines.has_libtorrent():
+        print(
+            f"error: --baselines needs libtorrent, which is not installed and which nothing else here needs: "
+            f"{sys.executable} -m pip install {LIBTORRENT}",
+            file=sys.stderr,
+        )
         return _SKIPPED
     return _run(case(options.case, options.seed), options)
 
@@ -51,13 +60,17 @@ def _run(chosen: Case, options: argparse.Namespace) -> int:
     try:
         with termination_as_exit(), running(chosen.plan, options.congestion) as lab:
             outcome = run(chosen, lab, root)
+            print(report.text(outcome), flush=True)
             found = report.targets(outcome)
-            document = report.document(outcome) | {"ok": all(target.met for target in found)}
-            print(report.text(outcome))
-            print(summary(found))
+            against = baselines.run(lab, root, chosen.size_bytes) if options.baselines else []
+            if against:
+                print(f"\n{report.baselines_text(outcome, against)}")
+                found += report.faster(outcome, against)
+            document = report.document(outcome, against) | {"ok": all(target.met for target in found)}
+            print(f"\n{summary(found)}")
             done = True
             return exit_code(found)
-    except (CommandError, LabError, LocalError, TimeoutError) as error:
+    except (BaselineError, CommandError, LabError, LocalError, TimeoutError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:

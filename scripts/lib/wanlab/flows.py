@@ -24,7 +24,8 @@ class Flow:
 
     begin: int
     """Sequence number of the first byte."""
-    bytes: int = 0
+    size: int = 0
+    """Stream bytes so far."""
     first: bytes = b""
 
 
@@ -43,9 +44,7 @@ class Flows:
         flow = self._flows.get(key)
         if packet[33] & _SYN:
             # A connection may take the ports of an earlier one: it begins anew, what was counted stays.
-            self._flows[key] = Flow(
-                (sequence + 1 - (flow.bytes if flow else 0)) & 0xFFFFFFFF, flow.bytes if flow else 0
-            )
+            self._flows[key] = Flow((sequence + 1 - (flow.size if flow else 0)) & 0xFFFFFFFF, flow.size if flow else 0)
             return
         if flow is None:
             return
@@ -54,10 +53,10 @@ class Flows:
         if size <= 0:
             return
         end = (sequence + size - flow.begin) & 0xFFFFFFFF
-        if end > flow.bytes and end - flow.bytes < _WINDOW:
+        if end > flow.size and end - flow.size < _WINDOW:
             if len(flow.first) < _FIRST_BYTES:
                 flow.first += packet[payload : payload + _FIRST_BYTES - len(flow.first)]
-            flow.bytes = end
+            flow.size = end
 
     def totals(self) -> list[tuple[str, str, str, int]]:
         """(source address, destination address, kind, stream bytes) summed over connections.
@@ -69,7 +68,7 @@ class Flows:
             reverse = self._flows.get(key[4:8] + key[:4] + key[10:12] + key[8:10])
             kind = _kind(flow.first) or _kind(reverse.first if reverse else b"") or "other"
             source, target = _address(key[:4]), _address(key[4:8])
-            sums[source, target, kind] = sums.get((source, target, kind), 0) + flow.bytes
+            sums[source, target, kind] = sums.get((source, target, kind), 0) + flow.size
         return [(*key, size) for key, size in sums.items()]
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 from targets import Target
 
+from .baselines import Baseline
 from .experiment import Outcome
 from .plan import HEAD
 
 MOST_COPIES = 1.1
 MOST_DUPLICATES = 0.02
 MOST_CONTROL = 0.01
+FASTER = {"HTTP": 4.5, "libtorrent mesh": 2.0, "libtorrent gateways": 1.5}
+"""By how much the last host has to be verified sooner than in each baseline."""
 
 
 def ratio(outcome: Outcome) -> float:
@@ -65,6 +69,26 @@ def targets(outcome: Outcome) -> list[Target]:
     return found
 
 
+def faster(outcome: Outcome, baselines: Sequence[Baseline]) -> list[Target]:
+    """What the case is held against in its baselines."""
+    last_s = max(outcome.verified_s.values())
+    return [
+        Target(f"faster than {each.name}", each.last_s / last_s, FASTER[each.name], at_most=False, unit="x")
+        for each in baselines
+    ]
+
+
+def baselines_text(outcome: Outcome, baselines: Sequence[Baseline]) -> str:
+    """The table of the baselines."""
+    lines = [f"{'baseline':20}{'last host':>11}{'over bound':>12}{'over ours':>11}  copies"]
+    last_s = max(outcome.verified_s.values())
+    for each in baselines:
+        copied = ", ".join(f"{where} {count:.2f}" for where, count in each.copies.items())
+        over_bound, over_ours = each.last_s / outcome.case.bound_s, each.last_s / last_s
+        lines.append(f"{each.name:20}{each.last_s:9.2f} s{over_bound:11.2f}x{over_ours:10.2f}x  {copied}")
+    return "\n".join(lines)
+
+
 def text(outcome: Outcome) -> str:
     """The table."""
     case = outcome.case
@@ -104,9 +128,10 @@ def text(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: Outcome, baselines: Sequence[Baseline]) -> dict[str, Any]:
     """The same for programs."""
     return {
+        "baselines": [dataclasses.asdict(each) | {"ratio": each.last_s / outcome.case.bound_s} for each in baselines],
         "case": outcome.case.name,
         "seed": outcome.case.plan.seed,
         "congestion": outcome.congestion,
