@@ -91,24 +91,29 @@ def locate_bands(
     levels = np.empty(TILE, np.uint8)
     flags = np.empty(number * WORDS, np.uint64)
     counts = np.full(number * ROW, NOWHERE, np.uint16)
+    one = np.uint64(1)
+    six = np.uint64(6)
     for base in range(0, n, TILE):
         tile = min(TILE, n - base)
         band_tile(values, base, tile, mask, low, shift, cuts, levels, flags, counts)
         words = (tile + LANES - 1) // LANES
         for c in range(number):
             row = c * ROW
-            before = seen[c]
-            inside = np.int64(counts[row + words])
-            seen[c] = before + inside
-            j = cursor[c]
-            end = ends[c]
+            before = np.uint64(seen[c])
+            inside = np.uint64(counts[row + words])
+            seen[c] += np.int64(inside)
+            # indices are unsigned: numba then leaves out the question whether they count from the end
+            first = np.uint64(row)
+            flag = np.uint64(c * WORDS)
+            j = np.uint64(cursor[c])
+            end = np.uint64(ends[c])
             while j < end:
-                rank = np.int64(ranks[j]) - before
+                rank = np.uint64(ranks[j]) - before
                 if rank >= inside:
                     break
-                q = LANES - popcount(atleast64(counts, row + 1, np.uint16(rank + 1)))
-                bit = select64(flags[c * WORDS + q], np.uint64(rank - np.int64(counts[row + q])))
-                place = base + q * LANES + np.int64(bit)
+                q = np.uint64(LANES - popcount(atleast64(counts, row + 1, np.uint16(rank + one))))
+                bit = select64(flags[flag + q], rank - np.uint64(counts[first + q]))
+                place = np.uint64(base) + (q << six) + bit
                 value = values[place]
                 new = moved(value, steps[j], flip, step_shift, size)
                 ranks[j] = place
@@ -116,8 +121,8 @@ def locate_bands(
                 news[j] = new
                 if write:
                     target[place] = new
-                j += 1
-            cursor[c] = j
+                j += one
+            cursor[c] = np.int64(j)
 
 
 @kernel

@@ -25,8 +25,10 @@ def scan_plain(old: Any, new: Any, seen: Any, marks: Any, values: Any, found: An
     `values` (room, 2), old and new; returns the new count, or -1 when they are full. Two streams of output, not more: a
     processor follows only so many.
     """
+    zero = np.uint64(0)
+    one = np.uint64(1)
     n = old.size
-    at = found
+    at = np.uint64(found)
     before = seen[0, 0]
     after = seen[0, 1]
     words = np.empty(WORDS, np.uint64)
@@ -39,18 +41,21 @@ def scan_plain(old: Any, new: Any, seen: Any, marks: Any, values: Any, found: An
         if whole * LANES < tile:
             words[whole] = differ_tail(old, new, base, tile)
         count = list_places(words, (tile + LANES - 1) // LANES, places)
-        if at + count > marks.size:
+        if np.int64(at) + count > marks.size:
             return -1
-        for j in range(count):
-            i = base + np.int64(places[j])
-            marks[at] = before + i - after
-            after = before + i + 1
-            values[at, 0] = old[i]
-            values[at, 1] = new[i]
-            at += 1
+        j = np.uint64(0)
+        while j < np.uint64(count):
+            i = np.uint64(base) + np.uint64(places[j])
+            rank = before + np.int64(i)
+            marks[at] = rank - after
+            after = rank + 1
+            values[at, zero] = old[i]
+            values[at, one] = new[i]
+            at += one
+            j += one
     seen[0, 0] = before + n
     seen[0, 1] = after
-    return at
+    return np.int64(at)
 
 
 @kernel
@@ -58,6 +63,7 @@ def scan_bands(
     old: Any, new: Any, mask: Any, low: Any, shift: Any, cuts: Any, seen: Any, marks: Any, values: Any, found: Any
 ) -> Any:
     """As `scan_plain` with the bands of `band_tile`: `seen` is (bands, 2) and counts each band's own elements."""
+    zero = np.uint64(0)
     one = np.uint64(1)
     n = old.size
     number = cuts.size
@@ -77,17 +83,22 @@ def scan_bands(
         count = list_places(words, last, places)
         if at + count > marks.size:
             return -1
-        for j in range(count):
-            place = np.int64(places[j])
-            band = np.int64(band_of[levels[place]])
-            q = place >> 6
-            below = (one << np.uint64(place & 63)) - one
-            rank = seen[band, 0] + np.int64(counts[band * ROW + q]) + popcount(flags[band * WORDS + q] & below)
-            marks[at] = (rank - seen[band, 1]) | (band << BAND_SHIFT)
-            seen[band, 1] = rank + 1
-            values[at, 0] = old[base + place]
-            values[at, 1] = new[base + place]
-            at += 1
+        start = np.uint64(base)
+        j = np.uint64(0)
+        while j < np.uint64(count):  # unsigned indices: numba then leaves out the question whether they count from the end
+            place = np.uint64(places[j])
+            band = np.uint64(band_of[levels[place]])
+            q = place >> np.uint64(6)
+            below = (one << (place & np.uint64(63))) - one
+            inside = popcount(flags[band * np.uint64(WORDS) + q] & below)
+            rank = seen[band, zero] + np.int64(counts[band * np.uint64(ROW) + q]) + inside
+            to = np.uint64(at) + j
+            marks[to] = (rank - seen[band, one]) | (np.int64(band) << BAND_SHIFT)
+            seen[band, one] = rank + 1
+            values[to, zero] = old[start + place]
+            values[to, one] = new[start + place]
+            j += one
+        at += count
         for c in range(number):
             seen[c, 0] += np.int64(counts[c * ROW + last])
     return at

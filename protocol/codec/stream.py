@@ -87,47 +87,47 @@ def read_events(
     one = np.uint64(1)
     end = np.int64(size) * 8
     at = np.int64(0)
-    j = 0
+    j = np.uint64(0)
     for c in range(counts.size):
         rank = np.int64(-1)
-        for _ in range(counts[c]):
+        table = entries[c]
+        stop = j + np.uint64(counts[c])
+        while j < stop:
             if at >= end:
                 return -1
             word = load_word(data, at >> 3) >> np.uint64(at & 7)
-            entry = np.int64(entries[c, np.int64(word & np.uint64((1 << CODE_BITS) - 1))])
-            if entry == 0:
-                return -1
+            entry = np.int64(table[word & np.uint64((1 << CODE_BITS) - 1)])
             whole = entry & 0xFF
-            code = (entry >> 8) & 15
-            if entry & ENTRY_ESCAPE:
-                pair = np.int64((word >> np.uint64(code)) & np.uint64((1 << (ESCAPE_GAP_BITS + 7)) - 1))
-                bucket = pair & ((1 << ESCAPE_GAP_BITS) - 1)
-                kind = (pair >> ESCAPE_GAP_BITS) & ((1 << class_bits) - 1)
-                at += code + ESCAPE_GAP_BITS + class_bits
-                code = np.int64(0)
-                whole = (bucket >> 1) + (kind >> 1)
+            word >>= np.uint64((entry >> 8) & 15)
+            bucket = (entry >> 12) & 63
+            kind = (entry >> 18) & 127
+            if whole > 57 or entry == 0 or entry & ENTRY_ESCAPE:  # the rare ones
+                if entry == 0:
+                    return -1
+                at += (entry >> 8) & 15
+                if entry & ENTRY_ESCAPE:
+                    pair = np.int64(word & np.uint64((1 << (ESCAPE_GAP_BITS + 7)) - 1))
+                    bucket = pair & ((1 << ESCAPE_GAP_BITS) - 1)
+                    kind = (pair >> ESCAPE_GAP_BITS) & ((1 << class_bits) - 1)
+                    at += ESCAPE_GAP_BITS + class_bits
                 word = load_word(data, min(at >> 3, size)) >> np.uint64(at & 7)
-            else:
-                bucket = (entry >> 12) & 63
-                kind = (entry >> 18) & 127
-            word >>= np.uint64(code)
-            nb = bucket >> 1
-            nv = kind >> 1
-            gap = ((2 | (bucket & 1)) << nb) + np.int64(word & ((one << np.uint64(nb)) - one)) - 2
-            if whole > 57:
-                far = at + code + nb
+                whole = (bucket >> 1) + (kind >> 1)
+                far = at + (bucket >> 1)
                 low = load_word(data, min(far >> 3, size)) >> np.uint64(far & 7)
-                far += 32
-                high = load_word(data, min(far >> 3, size)) >> np.uint64(far & 7)
-                word = (low & np.uint64(0xFFFFFFFF)) | (high << np.uint64(32))
+                high = load_word(data, min((far + 32) >> 3, size)) >> np.uint64(far & 7)
+                raw = (low & np.uint64(0xFFFFFFFF)) | (high << np.uint64(32))
             else:
-                word >>= np.uint64(nb)
-            step = np.int64((one << np.uint64(nv)) | (word & ((one << np.uint64(nv)) - one)))
+                raw = word >> np.uint64(bucket >> 1)
+            nb = np.uint64(bucket >> 1)
+            leading = one << np.uint64(kind >> 1)
+            gap = ((2 | (bucket & 1)) << (bucket >> 1)) + np.int64(word & ((one << nb) - one)) - 2
+            step = np.int64(leading | (raw & (leading - one)))
             at += whole
             rank += 1 + gap
             if rank >= limit:
                 return -1
+            negative = kind & 1
             ranks[j] = rank
-            steps[j] = -step if kind & 1 else step
-            j += 1
+            steps[j] = (step ^ -negative) + negative
+            j += one
     return at if at <= end else -1

@@ -144,19 +144,19 @@ def differ_tail(old: Any, new: Any, base: Any, size: Any) -> Any:
 def list_places(words: Any, count: Any, places: Any) -> Any:
     """Places (4096 + 64,) uint16 of the set bits of words[:count]; returns how many."""
     one = np.uint64(1)
-    found = np.int64(0)
+    found = np.uint64(0)
     for q in range(count):
         word = words[q]
         start = q * LANES
         # two places are written whether or not they exist: most words hold fewer, and no branch is there to guess wrong
         places[found] = start + lowest_bit(word)
         more = word & (word - one)
-        places[found + 1] = start + lowest_bit(more)
+        places[found + one] = start + lowest_bit(more)
         more &= more - one
-        at = found + 2
+        at = found + one + one
         while more:
             places[at] = start + lowest_bit(more)
             more &= more - one
-            at += 1
-        found += popcount(word)
-    return found
+            at += one
+        found += np.uint64(popcount(word))
+    return np.int64(found)
