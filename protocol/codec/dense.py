@@ -7,7 +7,7 @@ stored when that does not help: mantissa bytes are noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import lz4.block
@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from ..elements import FLOAT_FIELDS, Kind, width_bytes
+from ..elements import Kind, width_bytes
 from ..errors import CodecError
 from .bits import kernel
 from .order import Order, order_of, pack_nibbles, unpack_nibbles
@@ -60,27 +60,38 @@ def unzigzag_steps(old: Any, zigzag: Any, flip: Any, step_shift: Any, out: Any) 
 
 def rotates(kind: Kind) -> bool:
     """True for kinds whose VALUES planes are of values rotated left by one: floats with a sign and a full width."""
-    return kind in FLOAT_FIELDS and kind not in (Kind.F4, Kind.F8_E8M0, Kind.F8_E4M3, Kind.F8_E5M2)
-
-
-def rotate(values: NDArray[Any], order: Order) -> NDArray[Any]:
-    """Each element rotated left by one bit."""
-    top = order.dtype.type(8 * order.dtype.itemsize - 1)
-    return (values << order.dtype.type(1)) | (values >> top)
+    return kind in (Kind.F16, Kind.BF16, Kind.F32, Kind.F64)
 
 
 def unrotate(values: NDArray[Any], order: Order) -> NDArray[Any]:
     """Each element rotated right by one bit."""
     top = order.dtype.type(8 * order.dtype.itemsize - 1)
-    return (values >> order.dtype.type(1)) | (values << top)
+    out: NDArray[Any] = (values >> order.dtype.type(1)) | (values << top)
+    return out
 
 
-def split_planes(values: NDArray[Any]) -> list[NDArray[np.uint8]]:
+@kernel
+def fill_planes(values: Any, rotated: Any, planes: Any) -> None:
+    """planes[b, i] (width, n) uint8 = byte b, lowest first, of values[i], rotated left by `rotated` (0 or 1) bits before."""
+    width = values.itemsize
+    bits = np.uint64(8 * width)
+    turn = np.uint64(rotated)
+    for b in range(width):
+        plane = planes[b]
+        shift = np.uint64(8 * b)
+        for i in range(values.size):
+            value = np.uint64(values[i])
+            value = (value << turn) | (value >> (bits - turn)) if turn else value
+            plane[i] = (value >> shift) & np.uint64(0xFF)
+
+
+def split_planes(values: NDArray[Any], *, rotated: bool = False) -> list[NDArray[np.uint8]]:
     """Elements (n,) to their bytes, one array (n,) per byte, lowest first."""
     if values.itemsize == 1:
         return [values.view(np.uint8)]
-    parts = values.view(np.uint8).reshape(values.size, values.itemsize)
-    return [np.ascontiguousarray(parts[:, b]) for b in range(values.itemsize)]
+    planes = np.empty((values.itemsize, values.size), np.uint8)
+    fill_planes(frozen(values), int(rotated), planes)
+    return list(planes)
 
 
 def join_planes(planes: list[NDArray[np.uint8]], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -91,23 +102,37 @@ def join_planes(planes: list[NDArray[np.uint8]], dtype: np.dtype[Any]) -> NDArra
     return out.reshape(-1).view(dtype)
 
 
-def _squeeze(data: NDArray[np.uint8], method: int, level: int) -> bytes:
+def _compressor(method: int, level: int) -> Callable[[NDArray[np.uint8]], bytes]:
     if method == LZ4:
-        return bytes(lz4.block.compress(data, store_size=False))
-    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=False).compress(data.data)
+        return lambda data: bytes(lz4.block.compress(data, store_size=False))
+    if level:
+        return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=False).compress
+    # hardly looks for repetition, only for unequal frequencies: all there is to find in exponents, and several times faster
+    entropy_only = zstandard.ZstdCompressionParameters(
+        strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7,
+        target_length=0, write_content_size=False,
+    )  # fmt: skip
+    return zstandard.ZstdCompressor(compression_params=entropy_only).compress
 
 
 def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> bytes:
-    """Planes as bytes, each compressed by `method` where that helps."""
+    """Planes as bytes, each compressed by `method` where a sample says that it helps."""
     out = []
     for plane in planes:
-        body: bytes | None = None
         middle = max(0, (plane.size - _PROBE) // 2)
         probe = plane[middle : middle + _PROBE]
-        if probe.size and len(_squeeze(probe, method, level)) < _WORTH * probe.size + 32:
-            body = _squeeze(plane, method, level)
+        compress = _compressor(method, level)
+        size = len(compress(probe)) if probe.size else 0
+        if method == ZSTD and probe.size:
+            entropy = _compressor(method, 0)
+            entropy_size = len(entropy(probe))
+            if entropy_size <= 1.03 * size:
+                compress, size = entropy, entropy_size
+        body: bytes | None = None
+        if size < _WORTH * probe.size + 32:
+            body = compress(plane)
         if body is None or len(body) >= plane.size:
-            out += [bytes((STORED,)), varint(plane.size), plane.tobytes()]
+            out += [bytes((STORED,)), varint(plane.size), plane.data]
         else:
             out += [bytes((method,)), varint(len(body)), body]
     return b"".join(out)
@@ -170,7 +195,7 @@ def value_planes(new: NDArray[Any], kind: Kind, order: Order) -> list[NDArray[np
     """VALUES planes of elements (n,)."""
     if order.step_shift:
         return [pack_nibbles(new)]
-    return split_planes(rotate(new, order) if rotates(kind) else new)
+    return split_planes(new, rotated=rotates(kind))
 
 
 def encode_dense(

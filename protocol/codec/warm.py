@@ -28,6 +28,7 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
     u8, _, u32, _ = (scratch(w) for w in _WIDTHS)
     i64 = scratch(_I64)
     rows = scratch(types.uint32, 2)
+    bytes2 = scratch(types.uint8, 2)
     pairs = scratch(_I64, 2)
     out: list[tuple[Any, tuple[Any, ...]]] = [
         (tables.quantise, (i64, u8)),
@@ -50,6 +51,7 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
                 (old, own, w, w, w, u8, w, _I64, i64, i64, i64, u32, own, own),
             ),
             (locate.put_values, (own, u32, own, _I64, _I64)),
+            (dense.fill_planes, (old, _I64, bytes2)),
             (dense.zigzag_steps, (old, old, w, _I64, own)),
             (dense.unzigzag_steps, (old, own, w, _I64, own)),
         ]
