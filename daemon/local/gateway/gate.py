@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from .choice import Applied, Order
@@ -19,6 +20,17 @@ from .errors import EngineUnavailableError, GatewayError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+
+class Drain(Enum):
+    """Whom a move waits for."""
+
+    BROKEN = auto()
+    """Requests that the new version would break."""
+    STREAM = auto()
+    """Every request that uses the weights which are replaced."""
+    ALL = auto()
+
 
 Patience = Callable[[Constraint, Applied | None], float]
 
@@ -144,27 +156,22 @@ class Gate:
 
     @asynccontextmanager
     async def closed(
-        self, stream: str, order: Order, *, everyone: bool, drain_s: float, cut: GatewayError
+        self, stream: str, order: Order, drain: Drain, *, drain_s: float, cut: GatewayError
     ) -> AsyncIterator[None]:
-        """Closed for a move of `stream` to `order`, with those gone whom it would break, or `everyone`.
+        """Closed for a move of `stream` to `order`, with those gone whom `drain` names.
 
         Whoever has not ended after `drain_s` seconds is cut, and answers with `cut`.
         """
         assert not self._closed, "one move at a time"
         self._closed = True
         try:
-            await self._drain(lambda each: everyone or self._breaks(each, stream, order), drain_s, cut)
+            await self._drained(lambda each: _waits_for(each, drain, stream, order), drain_s, cut)
             yield
         finally:
             self._closed = False
             self.changed()
 
-    def _breaks(self, inside: Admission, stream: str, order: Order) -> bool:
-        if inside.stream != stream or inside.constraint.is_empty:
-            return False
-        return not inside.constraint.satisfied_by(order[1])
-
-    async def _drain(self, stays: Callable[[Admission], bool], drain_s: float, cut: GatewayError) -> None:
+    async def _drained(self, stays: Callable[[Admission], bool], drain_s: float, cut: GatewayError) -> None:
         deadline_s = time.monotonic() + drain_s
         while inside := [each for each in self._inside if stays(each)]:
             left_s: float | None = deadline_s - time.monotonic()
@@ -198,3 +205,11 @@ class Gate:
         """Let nobody in and say why, until this is called with ""."""
         self._blocked = why
         self.changed()
+
+
+def _waits_for(inside: Admission, drain: Drain, stream: str, order: Order) -> bool:
+    if drain is Drain.ALL:
+        return True
+    if inside.stream != stream:
+        return False
+    return drain is Drain.STREAM or not (inside.constraint.is_empty or inside.constraint.satisfied_by(order[1]))

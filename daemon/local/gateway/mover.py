@@ -25,7 +25,7 @@ from ..model import VersionInfo
 from .choice import Applied, Order, next_version
 from .errors import EngineUnavailableError, GroupNotReadyError, WeightVersionMovedError
 from .follower import Follower, Target
-from .gate import Gate
+from .gate import Drain, Gate
 from .hold import Group
 from .states import MOVING, Event, Machine, State
 
@@ -237,19 +237,19 @@ class Mover:
     async def _move(self, target: Target, version: VersionInfo) -> None:
         after, before = _identity(version), self._gate.applied(version.stream)
         began_s = time.monotonic()
-        # An adapter is taken out before it is put in again: nothing may run on it, and nothing else need stop.
-        everyone = self._quiesce or bool(target.adapter) or not self._engine.pauses
+        if target.adapter:
+            drain = Drain.STREAM  # it is taken out before it is put in again: nothing may run on it
+        else:
+            drain = Drain.ALL if self._quiesce or not self._engine.pauses else Drain.BROKEN
         cut = WeightVersionMovedError(f"the engine moves to version {version.version}; ask again")
         async with contextlib.AsyncExitStack() as holds:
             lease = await holds.enter_async_context(self._group.holding(version))
             held_s = time.monotonic()
             self.machine.take(Event.HELD)
-            async with self._gate.closed(
-                version.stream, after.order, everyone=everyone, drain_s=self._drain_s, cut=cut
-            ):
+            async with self._gate.closed(version.stream, after.order, drain, drain_s=self._drain_s, cut=cut):
                 drained_s = time.monotonic()
                 load = Load(str(lease.path), after, before, target.adapter, idle=self._gate.active == 0)
-                await self._pause(load)
+                await self._pause(idle=drain is Drain.ALL)
                 loads = await self._load(target, load, lease, holds)
                 self._lost = self._lost if target.adapter else ""
                 self._applied(version, load.path, proven=lease.proven)
@@ -262,10 +262,10 @@ class Mover:
         self.moves = [*self.moves[-15:], report]
         _log.info("moved", stream=version.stream, version=version.version, paused_s=round(report.paused_s, 3))
 
-    async def _pause(self, load: Load) -> None:
+    async def _pause(self, *, idle: bool) -> None:
         """Pause, or leave the engine as it was: it still has the weights that it had."""
         try:
-            await self._engine.pause(idle=load.idle)
+            await self._engine.pause(idle=idle)
         except EngineError:
             self.machine.take(Event.FAILED)
             with contextlib.suppress(EngineError):  # the first error is the one to tell
@@ -283,6 +283,8 @@ class Mover:
             if attempt > 1:
                 self.machine.take(Event.RETRY)
                 _log.warning("load failed", version=load.applied.version, attempt=attempt - 1, reason=str(failure))
+            if full:  # it ends what is in the engine, and no half an answer goes out as a whole one
+                self._gate.cut_all(WeightVersionMovedError(f"loading version {load.applied.version} failed; ask again"))
             try:
                 lease.check()
                 await self._engine.load(load, full=full)

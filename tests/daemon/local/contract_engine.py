@@ -27,6 +27,7 @@ def read_weights(path: str) -> int:
 class ContractEngine:
     """Starts with the weights 0 and the label that an engine has before anybody gave it one."""
 
+    kind = ""
     boot_label: str | None = "default"
     ends_with_connection = True
     """Whether a request ends when its connection is closed."""
@@ -65,7 +66,9 @@ class ContractEngine:
         self._boot()
         app = web.Application(client_max_size=2**30)
         self.routes(app)
-        self._runner = web.AppRunner(app, handler_cancellation=self.ends_with_connection, shutdown_timeout=0.01, access_log=None)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=self.ends_with_connection, shutdown_timeout=0.01, access_log=None
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()

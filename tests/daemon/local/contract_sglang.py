@@ -17,6 +17,7 @@ LOGPROB = "-0.12345678901234567"
 
 
 class ContractSglang(ContractEngine):
+    kind = "sglang"
     adapters_listed = True
     ends_with_connection = False  # it looks for that now and then; /abort_request is what is sure
 
@@ -250,7 +251,13 @@ class ContractSglang(ContractEngine):
                 if fault == "die_in_answer":
                     request.transport.abort()
                     return response
-                choice = {"index": 0, **part(f"{token} "), "logprobs": None, "finish_reason": None, "matched_stop": None}
+                choice = {
+                    "index": 0,
+                    **part(f"{token} "),
+                    "logprobs": None,
+                    "finish_reason": None,
+                    "matched_stop": None,
+                }
                 await self.event(response, {**head, "object": chunk_kind, "choices": [choice], "usage": None})
             choice = {"index": 0, **part(""), "logprobs": None, "finish_reason": "length", "matched_stop": None}
             await self.event(response, {**head, "object": chunk_kind, "choices": [choice], "usage": None})

@@ -13,6 +13,7 @@ from daemon.local.contract_engine import ContractEngine, read_weights
 
 
 class ContractVllm(ContractEngine):
+    kind = "vllm"
     boot_label = None
 
     def routes(self, app: web.Application) -> None:

@@ -38,7 +38,9 @@ async def open_gateway(local):
     async with contextlib.AsyncExitStack() as stack:
 
         async def open_one(engine, **settings):
-            return await stack.enter_async_context(host.gateway(local[1], engine_url=engine.url, **settings))
+            return await stack.enter_async_context(
+                host.gateway(local[1], engine=engine.kind, engine_url=engine.url, **settings)
+            )
 
         yield open_one
 

@@ -51,17 +51,29 @@ async def test_after_a_load_that_failed_for_good_the_next_one_may_succeed(gatewa
     assert (await gateway.generate()).json()["output_ids"][0] == 2
 
 
-async def test_what_was_in_the_engine_when_its_weights_became_unknown_gets_no_answer(gateway, node, sglang):
+async def test_a_full_load_ends_what_was_in_the_engine_with_an_error_not_with_half_an_answer(gateway, node, sglang):
     await sglang.allow(0)
     whole = asyncio.create_task(gateway.generate(rid="whole"))
     streamed = asyncio.create_task(gateway.generate(rid="streamed", stream=True))
     await sglang.until(lambda: len(sglang.running) == 2)
-    sglang.faults[LOAD] = ["refuse", "refuse", "label_only"]
+    sglang.faults[LOAD] = ["refuse", "refuse"]
     await node.commit(2)
     answer = await whole
     assert answer.status == 503
-    assert "loading version 2 failed" in answer.json()["error"]["message"]
-    assert (await streamed).events()[-1]["error"]["type"] == "EngineUnavailable"
+    assert answer.json()["error"]["type"] == "WeightVersionMoved"
+    assert (await streamed).events()[-1]["error"]["type"] == "WeightVersionMoved"
+    await gateway.at(2)
+
+
+async def test_what_was_in_the_engine_when_its_weights_became_unknown_gets_no_answer(gateway, node, sglang):
+    await sglang.allow(0)
+    asked = asyncio.create_task(gateway.generate(rid="r"))
+    await sglang.until(lambda: sglang.running)
+    sglang.faults["/continue_generation"] = ["refuse"] * 3
+    await node.commit(2)
+    answer = await asked
+    assert answer.status == 503
+    assert "did not resume with version 2" in answer.json()["error"]["message"]
 
 
 async def test_an_engine_that_hangs_in_a_load_is_given_up_after_the_time_limit(open_gateway, node, sglang):
