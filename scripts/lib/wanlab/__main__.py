@@ -36,6 +36,7 @@ def main() -> int:
         "--congestion", default="", metavar="NAME", help="TCP's control on all hosts (default: bbr where there is it)"
     )
     runner.add_argument("--baselines", action="store_true", help="then HTTP and libtorrent too, in the same lab")
+    runner.add_argument("--timeline", action="store_true", help="also show how full each WAN link was over time")
     runner.add_argument("--keep", action="store_true", help="keep the nodes' homes and logs")
     options = parser.parse_args()
     lacking = missing()
@@ -61,6 +62,8 @@ def _run(chosen: Case, options: argparse.Namespace) -> int:
         with termination_as_exit(), running(chosen.plan, options.congestion) as lab:
             outcome = run(chosen, lab, root)
             print(report.text(outcome), flush=True)
+            if options.timeline:
+                print(f"\n{report.timeline(outcome)}", flush=True)
             found = report.targets(outcome)
             against = baselines.run(lab, root, chosen.size_bytes) if options.baselines else []
             if against:

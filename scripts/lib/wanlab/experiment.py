@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from .machine import Busy, Meter
 from .plan import HEAD
 from .swarm import Swarm, Watch, sha256_of_files
 
+STEP_S = 0.5
 _SETTLE_S = 1.0
 """After all are connected, before the publish: lanes open, round trips are measured."""
 
@@ -49,6 +51,8 @@ class Outcome:
     traffic: Traffic
     busy: Busy
     congestion: str
+    rates: Mapping[str, list[float]]
+    """Bytes per second of each WAN link, in steps of STEP_S from the publish call on."""
 
 
 def run(case: Case, lab: Lab, root: Path) -> Outcome:
@@ -63,7 +67,7 @@ def run(case: Case, lab: Lab, root: Path) -> Outcome:
         meter = Meter(_cpu_s(swarm, before))
         present = [name for name in swarm.nodes if name != HEAD]
         watch = swarm.watch(present, 1, case.timeout_s)
-        with _Faults(case.faults, lab, swarm, watch) as faults:
+        with Timeline(lab) as timeline, _Faults(case.faults, lab, swarm, watch) as faults:
             announced = swarm.publish(source)
             faults.wait()
             times = watch.wait()
@@ -80,6 +84,7 @@ def run(case: Case, lab: Lab, root: Path) -> Outcome:
             traffic(lab, before, after),
             busy,
             lab.congestion,
+            timeline.rates(),
         )
 
 
@@ -132,6 +137,40 @@ def traffic(lab: Lab, before: dict[str, Any], after: dict[str, Any]) -> Traffic:
 def _cpu_s(swarm: Swarm, counters: dict[str, Any]) -> float:
     own = os.times()
     return swarm.cpu_s() + float(counters["hub"]["cpu_s"]) + own.user + own.system
+
+
+class Timeline:
+    """Reads the links' counters at regular times while the context lasts."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._over = threading.Event()
+        self._read: list[tuple[float, dict[str, int]]] = []
+        self._thread = threading.Thread(target=self._run, name="timeline")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while True:
+            self._read.append((time.monotonic(), self._lab.link_bytes()))
+            due_s += STEP_S
+            if self._over.wait(max(due_s - time.monotonic(), 0)):
+                return
+
+    def rates(self) -> dict[str, list[float]]:
+        """Bytes per second of each WAN link, step by step."""
+        steps = list(pairwise(self._read))
+        links = [name for name in self._read[0][1] if " wan " in name]
+        return {
+            link: [(new[link] - old[link]) / (new_s - old_s) for (old_s, old), (new_s, new) in steps] for link in links
+        }
 
 
 class _Faults:

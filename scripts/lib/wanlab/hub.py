@@ -48,6 +48,7 @@ class Hub:
             "loss": self._network.set_loss,
             "rate": self._network.set_rate,
             "counters": self._count,
+            "bytes": self._network.bytes,
         }
 
     def run(self) -> None:

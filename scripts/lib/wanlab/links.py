@@ -160,6 +160,10 @@ class Network:
         link.queue_bytes *= rate / link.rate
         link.rate = rate
 
+    def bytes(self) -> dict[str, int]:
+        """Bytes that each link has carried."""
+        return {link.name: link.bytes for link in self.links.values()}
+
     def counters(self) -> dict[str, dict[str, int]]:
         """Bytes, packets and dropped packets by link, and lost and cut packets by way."""
         links = {

@@ -10,7 +10,7 @@ from typing import Any
 from targets import Target
 
 from .baselines import Baseline
-from .experiment import Outcome
+from .experiment import STEP_S, Outcome
 from .plan import HEAD
 
 MOST_COPIES = 1.1
@@ -128,6 +128,16 @@ def text(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+def timeline(outcome: Outcome) -> str:
+    """How full each WAN link was, step by step, in percent of its rate."""
+    lines = [f"WAN links, percent full in steps of {STEP_S:g} s from the call on"]
+    for name, rates in outcome.rates.items():
+        site, _, direction = name.partition(" wan ")
+        most = getattr(outcome.case.plan.site(site), direction)
+        lines.append(f"{name:12}" + "".join(f"{rate / most * 100:5.0f}" for rate in rates))
+    return "\n".join(lines)
+
+
 def document(outcome: Outcome, baselines: Sequence[Baseline]) -> dict[str, Any]:
     """The same for programs."""
     return {
@@ -148,6 +158,7 @@ def document(outcome: Outcome, baselines: Sequence[Baseline]) -> dict[str, Any]:
         "copies": copies(outcome),
         "duplicate_share": duplicate_share(outcome),
         "control_share": control_share(outcome),
+        "wan_bytes_per_s": {"step_s": STEP_S, **outcome.rates},
         "traffic": dataclasses.asdict(outcome.traffic),
         "machine": dataclasses.asdict(outcome.busy),
     }
