@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from .errors import EngineGarbageError
+from .loose import cut
 
 MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
 """A longer server-sent event is no event of an engine. Routing replay in a last chunk takes tens of megabytes."""
@@ -34,8 +35,28 @@ Judge = Callable[[str | None], Mark]
 
 
 def members(data: bytes | msgspec.Raw) -> Members | None:
-    """The members of a JSON object, values uncut; None for any other JSON. Raises msgspec.DecodeError."""
-    return msgspec.json.decode(data, type=Members) if _starts(data, b"{") else None
+    """The members of a JSON object, each value as it stands; None for any other JSON. Raises msgspec.DecodeError."""
+    if not _starts(data, b"{"):
+        return None
+    try:
+        return msgspec.json.decode(data, type=Members)
+    except msgspec.DecodeError:
+        return dict(_cut(data))  # NaN and Infinity are all that it may be
+
+
+def _elements(data: bytes | msgspec.Raw) -> list[msgspec.Raw]:
+    """The elements of a JSON list, each as it stands. Raises msgspec.DecodeError."""
+    try:
+        return msgspec.json.decode(data, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        return [value for _, value in _cut(data)]
+
+
+def _cut(data: bytes | msgspec.Raw) -> list[tuple[str, msgspec.Raw]]:
+    try:
+        return [(name, msgspec.Raw(value)) for name, value in cut(bytes(data))]
+    except (ValueError, RecursionError) as error:
+        raise msgspec.DecodeError(f"JSON is malformed: {error}") from None
 
 
 def assemble(object_: Members) -> bytes:
@@ -52,8 +73,7 @@ def stamp(body: bytes | msgspec.Raw, judge: Judge) -> bytes:
     """`body`, one JSON answer or a list of them, with its marks. Raises EngineGarbageError for what is no JSON."""
     try:
         if _starts(body, b"["):
-            answers = msgspec.json.decode(body, type=list[msgspec.Raw])
-            return b"[" + b",".join(stamp(answer, judge) for answer in answers) + b"]"
+            return b"[" + b",".join(stamp(answer, judge) for answer in _elements(body)) + b"]"
         answer = members(body)
         if answer is None:
             msgspec.json.decode(body)

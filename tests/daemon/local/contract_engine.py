@@ -1,4 +1,4 @@
-"""What both contract servers share: a real HTTP server whose "model" is a file, and tokens that tell which weights made them.
+"""What both contract servers share: real HTTP, a "model" that is a file, tokens that tell which weights made them.
 
 A weights directory holds `weights.txt`. A token's id is the number in it, its text that number and a space; so an
 answer shows, token by token, which weights made it, whatever any label says. Nothing here sleeps: tokens flow as fast
@@ -135,7 +135,7 @@ class ContractEngine:
         try:
             for _ in range(count):
                 async with self.changed:
-                    await self.changed.wait_for(lambda: not self.paused and self.allowed != 0 or rid in self.aborted)
+                    await self.changed.wait_for(lambda: (not self.paused and self.allowed != 0) or rid in self.aborted)
                     if rid in self.aborted:
                         return
                     if self.allowed is not None:

@@ -1,4 +1,5 @@
-"""A contract server for vLLM in dev mode: behaves as its `rlhf`, `rpc`, `cache` and `lora` routers document, errors too.
+"""A contract server for vLLM in dev mode: behaves as its `rlhf`, `rpc`, `cache` and `lora` routers document, errors
+too.
 
 It is not vLLM. What it keeps to: routes, methods, names and defaults of fields and query parameters, status codes and
 error bodies, that a label set by nobody is null, that an adapter is replaced only `load_inplace`, and that /pause with

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 from daemon.local.contract_sglang import ContractSglang
 from daemon.local.contract_vllm import ContractVllm
+
 from daemon.local.gateway import host
 
 

@@ -242,7 +242,7 @@ class Gateway:
     async def until(self, condition: Any) -> Status:
         """Wait until the status fulfils `condition`. The gateway has no event for it that a client could wait on."""
         async with asyncio.timeout(20):
-            while not condition(self.status):
+            while not condition(self.status):  # noqa: ASYNC110 -- as its clients do
                 await asyncio.sleep(0.005)
         return self.status
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+
 from daemon.local.gateway import host
 
 TOKEN = "the-secret-of-the-group"
