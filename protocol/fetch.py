@@ -29,6 +29,9 @@ TURN_S: Final = 0.1
 MAX_COPIES: Final = 4
 """Peers that one chunk is sent to at a time; others are told who they are, and ask those, or ask again."""
 
+ROSTER_S: Final = 2.0
+"""How long chunks are not asked across sites while the roster that deals them is on its way."""
+
 SILENCE_S: Final = 30.0
 """A peer that leaves a request unanswered this long after its deadline is no use."""
 
@@ -58,6 +61,7 @@ class Fetch:
         self._rng = rng
         self._plans: dict[bytes, tuple[Plan, Plan]] = {}  # attempt -> of data, of blobs
         self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
+        self._roster_due_s: dict[bytes, float] = {}  # attempt -> until when its roster is waited for
         self._held_off_s = 0.0
         self._turn_due_s: float | None = None
 
@@ -79,6 +83,7 @@ class Fetch:
             case Opening():
                 self.stock.void(value.stream, (value.epoch, value.version), value.attempt)
                 self.stock.describe(value, now_s)
+                self._plans.pop(value.attempt, None)  # made without the roster, if there is one
             case Transition():
                 self.stock.describe(value, now_s)
                 self.routing.plan(value.stream)
@@ -125,6 +130,7 @@ class Fetch:
         if series is not None:
             self.stock.recount(series)
         self._plans.pop(attempt, None)
+        self._roster_due_s.pop(attempt, None)
 
     # -- links ----------------------------------------------------------------------------------------------
 
@@ -299,11 +305,11 @@ class Fetch:
         return frozenset(link.node for link in self._links.values() if link.record is not None)
 
     def _offered(self, series: Series, plan: Plan) -> tuple[ChunkSet, ChunkSet]:
-        """What peers of this site, and of other sites, offer; the seed apart."""
+        """What peers of this site, and of other sites, offer; the seed's site apart."""
         near, far = ChunkSet(), ChunkSet()
         for link in self._links.values():
             offered = link.offers(series.attempt)
-            if offered is not None and link.node not in plan.seeds:
+            if offered is not None and (link.site == self.site or not plan.is_source(link)):
                 side = near if link.site == self.site else far
                 side.data |= offered.data
                 side.meta |= offered.meta
@@ -345,6 +351,8 @@ class Fetch:
         if offered is None or link.room_bytes() <= 0:
             return
         deferred = link.deferred.get(series.attempt) or ChunkSet()
+        if link.site != self.site and self._awaits_roster(series, now_s):
+            return
         plan, meta_plan = self._plan_of(series, None, now_s)
         meta = series.missing_meta() & ~series.asked.meta & offered.meta & ~deferred.meta
         meta &= meta_plan.allowed(link, self.site)
@@ -385,12 +393,19 @@ class Fetch:
         meta.deal(series.named_meta, living, now_s)
         return plans
 
+    def _awaits_roster(self, series: Series, now_s: float) -> bool:
+        """Whether the opening that says who fetches what is still on its way; not for long."""
+        if series.opening is not None or not self._gossip.lacks_opening(series.stream, series.version):
+            return False
+        return now_s < self._roster_due_s.setdefault(series.attempt, now_s + ROSTER_S)
+
     def _new_plan(self, series: Series) -> Plan:
         of = series.opening or series.transition
         seeds = frozenset(part.node for part in of.parts) if of else frozenset()
         roster = series.opening.roster if series.opening else ()
         dealing = Dealing(roster, self.site, self._node) if roster else None
-        return Plan(dealing, seeds)
+        sites = frozenset(self._gossip.nodes[node].site for node in seeds if node in self._gossip.nodes)
+        return Plan(dealing, seeds, sites - {self.site})
 
     def _landed(self, link: Link, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         flight = link.land(number, now_s, arrived=arrived)

@@ -79,6 +79,15 @@ class Gossip:
         """Headers whose body is not here yet."""
         return (header for name, header in self._announced.items() if name not in self._bodies)
 
+    def lacks_opening(self, stream: str, version: tuple[int, int]) -> bool:
+        """Whether an opening of this (epoch, version) is announced whose body is not here yet."""
+        return any(
+            header.subject is Subject.OPENING
+            and (header.epoch, header.version) == version
+            and header.digest not in self._bodies
+            for header in self.headers(stream)
+        )
+
     def announced(self, name: bytes) -> Header | None:
         """The header that announces the body with digest `name`."""
         return self._announced.get(name)
@@ -267,6 +276,6 @@ class Gossip:
 
 def _kept(header: Header, newest: Header) -> bool:
     """Whether `header` still matters once `newest` is the newest manifest header of its stream."""
-    if header.subject is Subject.OPENING:
-        return (header.epoch, header.version) > (newest.epoch, newest.version)
+    if header.subject is Subject.OPENING:  # the newest version's stays: its roster deals the chunks
+        return (header.epoch, header.version) >= (newest.epoch, newest.version)
     return header.epoch != newest.epoch or header.version > newest.version - WINDOW

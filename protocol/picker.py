@@ -16,8 +16,10 @@ from .link import Link
 from .ranges import iterate
 from .roster import Dealing
 
-LEAST_PATIENCE_S: Final = 0.5
-FIRST_PATIENCE_S: Final = 1.0
+LEAST_PATIENCE_S: Final = 3.0
+FIRST_PATIENCE_S: Final = 5.0
+"""A border that is alive and brings nothing for so long is stuck. One that is merely slow is helped by stealing."""
+
 CLAIM_S: Final = 5.0
 """How long a claim keeps others off a chunk."""
 
@@ -38,6 +40,7 @@ class Plan:
 
     dealing: Dealing | None
     seeds: frozenset[bytes]
+    seed_sites: frozenset[str] = frozenset()
     mine: int = 0
     owned: int = 0
     dealt: int = 0  # ordinals that the two masks above have been worked out for
@@ -73,14 +76,18 @@ class Plan:
         """Ordinals that may be asked of a peer by this node of `site`."""
         if self._dealing is None:
             return _EVERYTHING
-        if link.node in self.seeds:
-            return self.mine if link.site == site else self.mine & self.owned
-        return _EVERYTHING if link.site == site else self.mine
+        if link.site == site:
+            return self.mine if link.node in self.seeds else _EVERYTHING
+        return self.mine & self.owned if self.is_source(link) else self.mine
+
+    def is_source(self, link: Link) -> bool:
+        """Whether a peer is a seed, or shares a seed's links to other sites: those carry each chunk once."""
+        return link.node in self.seeds or link.site in self.seed_sites
 
     def heard(self, node: bytes, site: str, new: int, now_s: float) -> None:
         """Note that a peer has new chunks: whoever was dealt them is at work."""
         dealing = self._dealing
-        if dealing is None or not new or node in self.seeds:
+        if dealing is None or not new or node in self.seeds or site in self.seed_sites:
             return
         if node in dealing.borders:
             self._progressed(node, now_s)
@@ -129,16 +136,19 @@ class Plan:
         return now_s - self.progress_s.get(who, self.began_s)
 
     def steal(self, missing: int, offered: int, now_s: float) -> int | None:
-        """The last chunk that nobody but the seed offers and nobody has claimed: for a border with nothing to do."""
+        """The last chunk that nobody has claimed, for a border with nothing to do.
+
+        First of those that only the seed has, then of those that other borders of this site have yet to bring in.
+        """
         dealing = self._dealing
         if dealing is None or not dealing.is_border:
             return None
-        free = missing & self.dealt & ~offered
-        while free:
-            ordinal = free.bit_length() - 1
-            if self.claimed.get(ordinal, 0.0) <= now_s:
-                self.mine |= 1 << ordinal
-                self.owned |= 1 << ordinal
-                return ordinal
-            free ^= 1 << ordinal
+        for free in (missing & self.dealt & ~offered, missing & self.dealt & offered & ~self.mine):
+            while free:
+                ordinal = free.bit_length() - 1
+                if self.claimed.get(ordinal, 0.0) <= now_s:
+                    self.mine |= 1 << ordinal
+                    self.owned |= 1 << ordinal
+                    return ordinal
+                free ^= 1 << ordinal
         return None

@@ -8,7 +8,7 @@ from typing import Final
 from .effects import Effect, Persist, Send
 from .gossip import Gossip, Learned
 from .link import Link
-from .manifest import Header, StreamRecord
+from .manifest import Header, NodeRecord, StreamRecord
 from .messages import Buckets, Headers, Inventory, Message, Object, ObjectKind, Pull, Summary
 from .signed import object_digest
 
@@ -126,8 +126,11 @@ class Spread:
         elif isinstance(new, StreamRecord):
             for other in others:
                 self._send(other, Object(kind, data))
+        elif link is None and not isinstance(new, NodeRecord):
+            for other in others:  # made here: saves everyone the round trip of a pull
+                self._send(other, Object(kind, data))
         for waiting in self._waiting.pop(name, ()):
-            if waiting in self._links:
+            if waiting in self._links and link is not None:
                 self._send(self._links[waiting], Object(kind, data))
         self._pulls.pop(name, None)
         self._learned(new, name)
