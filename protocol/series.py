@@ -101,16 +101,18 @@ class Series:
     def describe(self, of: Opening | Transition) -> None:
         """Take the blob references of an opening or transition of this attempt."""
         meta = [chunk for blob in meta_blobs(of) for chunk in blob.chunks]
-        if len(meta) > MAX_META or meta[: len(self.meta)] != self.meta:
+        common = min(len(meta), len(self.meta))  # either may come first; the opening numbers the layouts alone
+        if len(meta) > MAX_META or meta[:common] != self.meta[:common]:
             raise MessageError(f"attempt {short(self.attempt)} does not keep to its opening")
-        self.meta = meta
-        if isinstance(of, Opening):
+        if isinstance(of, Transition):
+            end = max(part.first + part.count for part in of.parts)
+            if end > MAX_CHUNKS:
+                raise MessageError(f"attempt {short(self.attempt)} has {end} chunks, over the limit of {MAX_CHUNKS}")
+            self.transition = of
+        else:
             self.opening = of
-            return
-        count = sum(part.count for part in of.parts)
-        if count > MAX_CHUNKS:
-            raise MessageError(f"attempt {short(self.attempt)} has {count} chunks, over the limit of {MAX_CHUNKS}")
-        self.transition = of
+        if len(meta) > len(self.meta):
+            self.meta = meta
 
     def add_page(self, page: IndexPage, signed: bytes) -> bool:
         """Take a page. Returns whether it is new. Raises MessageError when it contradicts what is known."""
