@@ -54,6 +54,7 @@ class Gossip:
         self._set: dict[bytes, tuple[ObjectKind, bytes]] = {}
         self._buckets: list[set[bytes]] = [set() for _ in range(_BUCKETS)]
         self._sums = [0] * _BUCKETS
+        self._summary = b""  # empty when the set has changed since
         self._publishers: dict[tuple[str, int], bytes] = {}
         self._node_digests: dict[bytes, bytes] = {}
         self._headers: dict[str, dict[bytes, Header]] = {}
@@ -61,6 +62,8 @@ class Gossip:
         self._bodies: dict[bytes, tuple[ObjectKind, bytes]] = {}
         self.streams: dict[str, StreamRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
+        self.moves = 0
+        """Counts nodes that are new, or say another site or other addresses than before."""
         self.manifests: dict[bytes, Manifest] = {}
         self.transitions: dict[bytes, Transition] = {}
         self.openings: dict[bytes, Opening] = {}
@@ -183,6 +186,8 @@ class Gossip:
         self._remove(self._node_digests.pop(node, b""))
         self._node_digests[node] = name
         self.nodes[node] = record
+        if current is None or (current.site, current.addresses) != (record.site, record.addresses):
+            self.moves += 1
         self._add(name, ObjectKind.NODE, data)
         return record
 
@@ -245,12 +250,14 @@ class Gossip:
     def _add(self, name: bytes, kind: ObjectKind, data: bytes) -> None:
         self._set[name] = (kind, data)
         self._buckets[name[0]].add(name)
+        self._summary = b""
         self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
 
     def _remove(self, name: bytes) -> None:
         if name in self._set:
             del self._set[name]
             self._buckets[name[0]].discard(name)
+            self._summary = b""
             self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
 
     # -- anti-entropy ---------------------------------------------------------------------------------------
@@ -261,7 +268,9 @@ class Gossip:
 
     def summary(self) -> bytes:
         """Digest of the whole set: two nodes with equal summaries hold the same objects."""
-        return digest(self.sums())
+        if not self._summary:
+            self._summary = digest(self.sums())
+        return self._summary
 
     def differing(self, sums: bytes) -> list[int]:
         """Buckets whose sum is not the one in `sums`."""

@@ -37,7 +37,7 @@ from .messages import (
 from .signed import peek
 from .sites import label_of
 from .spread import Spread
-from .topology import FULL_MESH, wanted_links
+from .topology import FULL_MESH, Topology
 
 TICK_S: Final = 1.0
 SILENT_S: Final = 6.0
@@ -71,6 +71,7 @@ class Swarm:
         self.fetch = Fetch(self.gossip, self.links, self._effects.append, has, self.node, settings.site, rng)
         self._spread = Spread(self.gossip, self.links, self._effects.append, self._learned, self.follows)
         self._dialer = Dialer(settings.seeds, rng)
+        self._topology = Topology(self.gossip, self.node)
         self._dialled: dict[int, str] = {}
         self._record = b""
         self._next_link = 0
@@ -282,8 +283,7 @@ class Swarm:
         """Dial the peers that are wanted; let go of those that are not wanted any more and that we dialled."""
         nodes = self.gossip.nodes
         connected = {link.node for link in self.connected()}
-        publishers = self.gossip.publishers()
-        wanted = wanted_links(nodes, self.node, publishers)
+        wanted = self._topology.wanted()
         for address in self._dialer.due(nodes, self.node, wanted, connected, now_s):
             self._effects.append(Dial(address))
         if len(connected) > FULL_MESH:

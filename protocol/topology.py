@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from .gossip import Gossip
 from .ids import digest
 from .manifest import NodeRecord
 from .roster import MAX_BORDERS, MAX_ENTRIES, borders_of
@@ -24,6 +25,25 @@ NEIGHBOURS: Final = 4
 """Next nodes on a ring in both directions: within a large site, and over the whole fleet."""
 
 FAR_LINKS: Final = 2
+
+
+class Topology:
+    """The links of one node. They are worked out anew when nodes come, move, or publish for the first time."""
+
+    def __init__(self, gossip: Gossip, me: bytes) -> None:
+        self._gossip = gossip
+        self._me = me
+        self._moves = -1
+        self._publishers: set[bytes] = set()
+        self._wanted: set[bytes] = set()
+
+    def wanted(self) -> AbstractSet[bytes]:
+        """Ids of the nodes that this one wants to be linked to."""
+        publishers = self._gossip.publishers()
+        if self._moves != self._gossip.moves or self._publishers != publishers:
+            self._moves, self._publishers = self._gossip.moves, publishers
+            self._wanted = wanted_links(self._gossip.nodes, self._me, publishers)
+        return self._wanted
 
 
 def wanted_links(nodes: Mapping[bytes, NodeRecord], me: bytes, publishers: AbstractSet[bytes]) -> set[bytes]:
