@@ -14,6 +14,7 @@ from patchswarm.daemon.units import Rate, Size
 from .places import Map, Patch, chunk_count, map_of_sites, mixed
 from .report import Report, measure
 from .tcp import Tcp
+from .trust import remembered_signatures
 from .world import Options, World
 
 
@@ -68,8 +69,9 @@ def main(arguments: list[str]) -> int:
 def run(map_: Map, patch: Patch, options: Options) -> Report:
     """One world, from warm-up to the last host."""
     began = time.perf_counter()
-    world = World(map_, patch, options)
-    world.run()
+    with remembered_signatures():
+        world = World(map_, patch, options)
+        world.run()
     return measure(world, time.perf_counter() - began)
 
 

@@ -57,6 +57,7 @@ class Node:
         settings = Settings(identity.public, world.cluster.ca_key, self.site, seeds, ("*",))
         self.swarm = Swarm(settings, self.store.__contains__, random.Random(world.rng.getrandbits(64)))  # noqa: S311
         self._serial = 1
+        self.said = self._record()  # its newest record
         self._wake_s = float("inf")
         self._verified_s = 0.0  # when the verifying thread is free
         self._applied_s = 0.0
@@ -66,11 +67,11 @@ class Node:
         """Come up: hold the base version, say who this is, begin to tick."""
         now_s = self.world.clock.now_s
         self.store.update(name for name, _ in self.world.release.old_chunks)
-        self.swarm.announce(self.record(), now_s)
+        self.swarm.announce(self.said, now_s)
         self.swarm.fetch.hold(STREAM, frozenset({self.world.release.base_digest}), lists_first=False, now_s=now_s)
         self._tick(now_s)
 
-    def record(self) -> bytes:
+    def _record(self) -> bytes:
         """Its node record, newly signed."""
         addresses = () if self.host.nat else (self.address,)
         record = self.identity.record(self._serial, self.site, addresses)
@@ -140,7 +141,8 @@ class Node:
                     self.tally.head_known_s = now_s
             case SiteFound():
                 self.site = effect.site
-                self.swarm.announce(self.record(), now_s)
+                self.said = self._record()
+                self.swarm.announce(self.said, now_s)
             case RouteReady():
                 if effect.route:
                     world.clock.at(max(self._applied_s, now_s), self._commit, effect.route)
@@ -238,7 +240,6 @@ class Node:
         """A chunk of a `Serve` was handed to the kernel."""
         if self.alive:
             self.swarm.chunk_served(number, name)
-            self.carry_out()
 
     def _verified(self, wire: Wire, number: int, parcel: Parcel) -> None:
         if not self.alive:

@@ -96,13 +96,12 @@ class World:
             )
             self._add(place, host)
         known: list[Object] = [self.cluster.stream(), *self.release.base]
-        records = [(node, node.record()) for node in self.nodes]
         for node in self.nodes:
             for kind, data in known:
                 node.learn(kind, data)
-            for other, record in records:
+            for other in self.nodes:
                 if other is not node and self.rng.random() < node.host.known_share:
-                    node.learn(ObjectKind.NODE, record)
+                    node.learn(ObjectKind.NODE, other.said)
             node.swarm.effects()
             self.clock.at(self.rng.random(), node.start)
 
