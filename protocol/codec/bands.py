@@ -1,7 +1,8 @@
 """Where to cut old values into bands: counts per level from a sample, then the best cuts by dynamic programming.
 
-Small values move far more often than large ones (one rounding step is a larger part of an update), so the rate of change
-falls by half per exponent. Cuts are the ones that minimise the entropy of "which elements of each band changed".
+Small values move far more often than large ones (one rounding step is a larger part of an update), so the rate of
+change falls by half per exponent. Cuts are the ones that minimise the entropy of "which elements of each band
+changed".
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def best_cuts(present: Any, changed: Any, most: Any, cuts: Any) -> Any:
 
 
 def plan_cuts(present: NDArray[np.int64], changed: NDArray[np.int64], elements: int, bands: int) -> NDArray[np.uint8]:
-    """Levels (bands,) uint8, the first 0, rising, at which the bands start, for `elements` elements sampled as counted."""
+    """Levels (bands,) uint8, from 0, rising, at which bands start, for `elements` elements sampled as counted."""
     seen = int(present.sum())
     if bands <= 1 or seen == 0 or int(changed.sum()) < 16:
         return np.zeros(1, np.uint8)

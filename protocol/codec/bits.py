@@ -4,19 +4,22 @@ The intrinsics are written in LLVM's generic vector form (compare 64 lanes, read
 target compiles them with its own widest instructions and all give the same bytes. Nothing here names a processor.
 """
 
+# ruff: noqa: ARG001 - numba calls an intrinsic with arguments of which it only needs the types
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core import cgutils as numba_cgutils
+from numba.extending import intrinsic as numba_intrinsic
 
 LANES = 64  # elements per word of flags
 
 # mypy has nothing to say about compiled code: kernels are Any, the functions around them are typed
+intrinsic: Any = numba_intrinsic
+cgutils: Any = numba_cgutils
 kernel: Any = njit(nogil=True, cache=True)
 helper: Any = njit(nogil=True, inline="always")
 
@@ -54,7 +57,7 @@ def differ64(typing_context: Any, old: Any, new: Any, index: Any) -> Any:
 
 @intrinsic
 def atleast64(typing_context: Any, values: Any, index: Any, least: Any) -> Any:
-    """uint64 with bit t set where values[index + t] >= least, which has the element type; 64 elements from `index` on."""
+    """uint64 with bit t set where values[index + t] >= least, which has the element type, for 64 elements."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = _load_lanes(builder, context, signature.args[0], args[0], args[1])
@@ -194,8 +197,8 @@ _IN_BYTE = _byte_table()
 def select64(word: Any, rank: Any) -> Any:
     """Position (uint64) of the set bit of `word` that has exactly `rank` set bits below it, both uint64.
 
-    `word` has more than `rank` set bits. Prefix sums of the bytes' bit counts by multiplication, all eight compared with
-    the rank at once, then a table within the byte (Vigna, Broadword implementation of rank/select queries, 2008).
+    `word` has more than `rank` set bits. Prefix sums of the bytes' bit counts by multiplication, all eight compared
+    with the rank at once, then a table within the byte (Vigna, Broadword implementation of rank/select queries, 2008).
     """
     ones = np.uint64(0x0101010101010101)
     tops = np.uint64(0x8080808080808080)

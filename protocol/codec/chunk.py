@@ -1,7 +1,7 @@
 """The codec's public surface: spans in, self-contained chunks out, and chunks applied in place.
 
-A chunk needs no neighbour: it carries its own code tables and says which ranges of which regions it writes. How its bytes
-are laid out stands in `record`; how changed elements become symbols in `scan`, `stream` and `tables`.
+A chunk needs no neighbour: it carries its own code tables and says which ranges of which regions it writes. How its
+bytes are laid out stands in `record`; how changed elements become symbols in `scan`, `stream` and `tables`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class RegionEvents:
 def chunk_events(data: bytes | bytearray | memoryview, resolve: Resolve) -> list[RegionEvents]:
     """Decode a chunk against the old values that `resolve` shows and list what it changes, writing nothing.
 
-    One entry per region and kind, in order of region. Raises as `apply_chunk` does. The chunk's records must not overlap.
+    One entry per region and kind, in order of region. Raises as `apply_chunk` does. The chunk's records must not
+    overlap.
     """
     reader = Reader(data)
     tables = reader.tables()
@@ -117,7 +118,7 @@ def compose(first: RegionEvents, second: RegionEvents) -> RegionEvents:
 
 
 def merge(transitions: list[list[RegionEvents]]) -> list[RegionEvents]:
-    """Compose whole consecutive transitions, each a list as `chunk_events` gives it (or several such lists together)."""
+    """Compose whole consecutive transitions, each a list as `chunk_events` gives it, or several such joined."""
     merged: dict[tuple[int, Kind], RegionEvents] = {}
     for transition in transitions:
         here: dict[tuple[int, Kind], list[RegionEvents]] = {}

@@ -44,8 +44,8 @@ class BandTable:
 class Found:
     """Events of a sparse record, sorted by band: values before and after, and where they are.
 
-    The events of band c in piece i are those from `marks[i][c]` up to `marks[i + 1][c]`; `places` (k,) uint32 are element
-    numbers within the piece.
+    The events of band c in piece i are those from `marks[i][c]` up to `marks[i + 1][c]`; `places` (k,) uint32 are
+    element numbers within the piece.
     """
 
     places: NDArray[np.uint32]
@@ -92,9 +92,7 @@ def locate(record: Record, table: BandTable, pieces: list[SlotPiece], *, write: 
     for piece in pieces:
         target = piece.target if write else nowhere
         if counts.size == 1:
-            locate_plain(
-                piece.values, target, order.flip, order.step_shift, seen, cursor, ranks, steps, news
-            )
+            locate_plain(piece.values, target, order.flip, order.step_shift, seen, cursor, ranks, steps, news)
         else:
             locate_bands(
                 piece.values, target, order.key_mask, order.key_low, order.level_shift, table.cuts,
@@ -143,8 +141,8 @@ def dense_values(record: Record, pieces: list[SlotPiece]) -> NDArray[Any]:
 def apply_chunk(data: bytes | bytearray | memoryview, resolve: Resolve) -> AppliedChunk:
     """Write a chunk's changes through the views that `resolve` gives.
 
-    BaseMismatchError when a record was made against other old values, CodecError for malformed bytes; records before the
-    one at fault have been written then, and `covered_ranges` says what to restore.
+    BaseMismatchError when a record was made against other old values, CodecError for malformed bytes; records before
+    the one at fault have been written then, and `covered_ranges` says what to restore.
     """
     reader = Reader(data)
     tables = reader.tables()

@@ -1,8 +1,8 @@
 """Regions that changed too much for positions to pay, and regions without a parent: byte planes, compressed.
 
-STEPS planes hold the zigzagged ULP differences to the parent, VALUES planes the values themselves (floats rotated by one
-bit, so that the exponent fills a byte of its own). Plane b holds byte b of every element. Each is compressed by itself, or
-stored when that does not help: mantissa bytes are noise.
+STEPS planes hold the zigzagged ULP differences to the parent, VALUES planes the values themselves (floats rotated by
+one bit, so that the exponent fills a byte of its own). Plane b holds byte b of every element. Each is compressed by
+itself, or stored when that does not help: mantissa bytes are noise.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def unrotate(values: NDArray[Any], order: Order) -> NDArray[Any]:
 
 @kernel
 def fill_planes(values: Any, rotated: Any, planes: Any) -> None:
-    """planes[b, i] (width, n) uint8 = byte b, lowest first, of values[i], rotated left by `rotated` (0 or 1) bits before."""
+    """planes[b, i] (width, n) uint8 = byte b, lowest first, of values[i] rotated left by `rotated` (0 or 1) bits."""
     width = values.itemsize
     bits = np.uint64(8 * width)
     turn = np.uint64(rotated)
@@ -102,12 +102,12 @@ def join_planes(planes: list[NDArray[np.uint8]], dtype: np.dtype[Any]) -> NDArra
     return out.reshape(-1).view(dtype)
 
 
-def _compressor(method: int, level: int) -> Callable[[NDArray[np.uint8]], bytes]:
+def _compressor(method: int, level: int) -> Callable[[memoryview], bytes]:
     if method == LZ4:
         return lambda data: bytes(lz4.block.compress(data, store_size=False))
     if level:
         return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=False).compress
-    # hardly looks for repetition, only for unequal frequencies: all there is to find in exponents, and several times faster
+    # hardly looks for repetition, only for unequal frequencies: all there is in exponents, and several times faster
     entropy_only = zstandard.ZstdCompressionParameters(
         strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7,
         target_length=0, write_content_size=False,
@@ -117,20 +117,20 @@ def _compressor(method: int, level: int) -> Callable[[NDArray[np.uint8]], bytes]
 
 def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> bytes:
     """Planes as bytes, each compressed by `method` where a sample says that it helps."""
-    out = []
+    out: list[bytes | memoryview] = []
     for plane in planes:
         middle = max(0, (plane.size - _PROBE) // 2)
         probe = plane[middle : middle + _PROBE]
         compress = _compressor(method, level)
-        size = len(compress(probe)) if probe.size else 0
+        size = len(compress(probe.data)) if probe.size else 0
         if method == ZSTD and probe.size:
             entropy = _compressor(method, 0)
-            entropy_size = len(entropy(probe))
+            entropy_size = len(entropy(probe.data))
             if entropy_size <= 1.03 * size:
                 compress, size = entropy, entropy_size
         body: bytes | None = None
         if size < _WORTH * probe.size + 32:
-            body = compress(plane)
+            body = compress(plane.data)
         if body is None or len(body) >= plane.size:
             out += [bytes((STORED,)), varint(plane.size), plane.data]
         else:

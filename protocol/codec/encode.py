@@ -70,8 +70,8 @@ class _Coded:
 def encode_spans(spans: Sequence[Span], options: CodecOptions, max_size: int) -> list[EncodedChunk]:
     """Encode the changes of `spans` as one chunk, or as more where one would exceed `max_size` bytes.
 
-    Unchanged spans leave no trace; the result is empty when nothing changed. `max_size` is 32 KiB to 4 MiB; input may be
-    tens of MiB. Spans may come in any order and must not overlap.
+    Unchanged spans leave no trace; the result is empty when nothing changed. `max_size` is 32 KiB to 4 MiB; input may
+    be tens of MiB. Spans may come in any order and must not overlap.
     """
     groups: dict[tuple[Kind, bool], list[Span]] = {}
     for span in spans:

@@ -1,9 +1,9 @@
 """Decoding a sparse record, step two: find the elements that ranks speak of, and move them.
 
-Bands and ranks rest on values as they were before the record: a tile is sorted into bands before any of its elements is
-written, and no two events meet in one element. Places come from set bits of a word of flags inside the piece, so no content
-of a stream can lead outside it. Finding a place takes no branch: the word by comparing 64 running counts with the rank at
-once, the bit by `select64`.
+Bands and ranks rest on values as they were before the record: a tile is sorted into bands before any of its elements
+is written, and no two events meet in one element. Places come from set bits of a word of flags inside the piece, so no
+content of a stream can lead outside it. Finding a place takes no branch: the word by comparing 64 running counts with
+the rank at once, the bit by `select64`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def locate_plain(
     """Find the events of one piece when there is one band, and write them to `target` unless that is empty.
 
     `values` (n,) unsigned: the old elements, of which `target` may be the same memory. `seen` and `cursor` (1,) int64:
-    elements before this piece and events found, carried from piece to piece. For each event found fills `news`, and puts
-    the index within the piece in place of its rank (uint32) and the old value in place of its step: fewer streams of memory.
+    elements before this piece and events found, carried from piece to piece. For each event found fills `news`, and
+    puts the index within the piece in place of its rank (uint32) and the old value in place of its step: fewer streams
+    of memory.
     """
     n = values.size
     size = values.itemsize
@@ -83,7 +84,7 @@ def locate_bands(
     steps: Any,
     news: Any,
 ) -> None:
-    """As `locate_plain` with the bands of `band_tile`; the events of band c are those from `cursor[c]` up to `ends[c]`."""
+    """As `locate_plain` with the bands of `band_tile`; band c has the events from `cursor[c]` up to `ends[c]`."""
     n = values.size
     size = values.itemsize
     write = target.size == n

@@ -1,9 +1,10 @@
 """The order of values: how each element kind maps to integers whose distance is counted in steps (ULPs).
 
-A float's bits, read as sign and magnitude, map to a monotone two's complement integer by flipping the magnitude bits of
-negative values: ``y = x ^ (flip if x has its sign bit else 0)``. The map is its own inverse and a bijection over all bit
-patterns, so NaN payloads, infinities and both zeros survive. Integers (and E8M0, which has no sign) are their own order:
-flip is 0 and the step is the wrapping difference. Packed nibbles are handled one to a byte, in its upper half.
+A float's bits, read as sign and magnitude, map to a monotone two's complement integer by flipping the magnitude bits
+of negative values: ``y = x ^ (flip if x has its sign bit else 0)``. The map is its own inverse and a bijection over
+all bit patterns, so NaN payloads, infinities and both zeros survive. Integers (and E8M0, which has no sign) are their
+own order: flip is 0 and the step is the wrapping difference. Packed nibbles are handled one to a byte, in its upper
+half.
 """
 
 from __future__ import annotations
@@ -75,4 +76,6 @@ def unpack_nibbles(packed: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[An
 
 def pack_nibbles(elements: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Inverse of `unpack_nibbles`: elements (2n,) to bytes (n,)."""
-    return (elements[0::2] >> 4) | elements[1::2]
+    out = np.right_shift(elements[0::2], 4, dtype=np.uint8)
+    np.bitwise_or(out, elements[1::2], out=out)
+    return out

@@ -1,8 +1,8 @@
 """Spans and segments as arrays of elements: the pieces that kernels run over.
 
 A piece is one stretch of elements in memory. A large span is a piece by itself, seen in place; runs of small ones are
-gathered into one scratch piece, so that ten thousand tiny regions cost a few kernel calls. Gaps run on over the pieces of a
-record, so how a record is cut into pieces never shows in its bytes.
+gathered into one scratch piece, so that ten thousand tiny regions cost a few kernel calls. Gaps run on over the pieces
+of a record, so how a record is cut into pieces never shows in its bytes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SpanPiece:
 class SlotPiece:
     """Elements of a slot.
 
-    `values` (n,) read-only and `target` (n,) writable are the same memory: the slot's own, or a copy of it when `gathered`.
-    `views` are the segments' own bytes.
+    `values` (n,) read-only and `target` (n,) writable are the same memory: the slot's own, or a copy of it when
+    `gathered`. `views` are the segments' own bytes.
     """
 
     segments: tuple[Segment, ...]

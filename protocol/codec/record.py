@@ -3,7 +3,7 @@
     chunk  = "PSC" version=1, varint tables, tables, records to the end
     table  = u8 kind, u8 bands, bands - 1 cut levels u8, per band: gap weights, step weights (tables.pack_weights)
     record = u8 type, then
-        SPARSE: varint table, segments, bands x varint events, u32 check of old, u32 check of new, varint n, n bytes of stream
+        SPARSE: varint table, segments, bands x varint events, u32 check of old, u32 check of new, varint n, n bytes
         STEPS:  u8 kind, segments, u32 check of old, u32 check of new, planes
         VALUES: u8 kind, segments, u32 check of new, planes
         RAW:    u8 kind, segments, u32 check of new, the bytes
@@ -86,7 +86,7 @@ class Record:
 
 def check_of(values: NDArray[np.generic]) -> int:
     """The 32-bit check of a contiguous array."""
-    return int(xxhash.xxh3_64_intdigest(values.view(np.uint8)) & 0xFFFFFFFF)
+    return int(xxhash.xxh3_64_intdigest(values.view(np.uint8).data) & 0xFFFFFFFF)
 
 
 def varint(value: int) -> bytes:

@@ -20,10 +20,10 @@ BAND_SHIFT: Final = 28  # gaps are below 2^28: a record covers at most 2^25 elem
 def scan_plain(old: Any, new: Any, seen: Any, marks: Any, values: Any, found: Any) -> Any:
     """Events of one piece when there is one band: no look at the unchanged values.
 
-    `old`, `new` (n,) of one unsigned dtype. `seen` (1, 2) int64: elements before this piece and rank after the last event,
-    carried from piece to piece of a record. Writes from index `found` on to `marks` (room,) uint32, band << 28 | gap, and
-    `values` (room, 2), old and new; returns the new count, or -1 when they are full. Two streams of output, not more: a
-    processor follows only so many.
+    `old`, `new` (n,) of one unsigned dtype. `seen` (1, 2) int64: elements before this piece and rank after the last
+    event, carried from piece to piece of a record. Writes from index `found` on to `marks` (room,) uint32, band << 28
+    | gap, and `values` (room, 2), old and new; returns the new count, or -1 when they are full. Two streams of output,
+    not more: a processor follows only so many.
     """
     zero = np.uint64(0)
     one = np.uint64(1)
@@ -85,7 +85,8 @@ def scan_bands(
             return -1
         start = np.uint64(base)
         j = np.uint64(0)
-        while j < np.uint64(count):  # unsigned indices: numba then leaves out the question whether they count from the end
+        # unsigned indices: numba then leaves out the question whether they count from the end
+        while j < np.uint64(count):
             place = np.uint64(places[j])
             band = np.uint64(band_of[levels[place]])
             q = place >> np.uint64(6)
@@ -120,8 +121,9 @@ def arrange(
 ) -> None:
     """Sort the events of one record by band, keeping their order, and turn values into steps.
 
-    `marks` (k,) and `values` (k, 2) as scanned. Fills `counts` (bands,) int64, `gaps` (k,) uint32, and `steps`, `olds` and
-    `news` (k,) of the elements' dtype; adds to the histograms `gap_counts` (bands, 64) and `step_counts` (bands, 128) int64.
+    `marks` (k,) and `values` (k, 2) as scanned. Fills `counts` (bands,) int64, `gaps` (k,) uint32, and `steps`, `olds`
+    and `news` (k,) of the elements' dtype; adds to the histograms `gap_counts` (bands, 64) and `step_counts` (bands,
+    128) int64.
     """
     k = marks.size
     n = counts.size

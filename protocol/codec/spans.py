@@ -14,9 +14,10 @@ from ..elements import Kind
 class Span:
     """One contiguous, element-aligned run of bytes of one region.
 
-    `region` is the region's number in the layout of the version the transition leads to (u32), `offset` the bytes from the
-    region's start (a multiple of the element's width, u64). `new` is contiguous uint8, of whole elements and any length,
-    possibly unaligned in memory; `old` the same bytes in the parent version, None when there is nothing to compare with.
+    `region` is the region's number in the layout of the version the transition leads to (u32), `offset` the bytes from
+    the region's start (a multiple of the element's width, u64). `new` is contiguous uint8, of whole elements and any
+    length, possibly unaligned in memory; `old` the same bytes in the parent version, None when there is nothing to
+    compare with.
     """
 
     region: int
@@ -30,8 +31,8 @@ class Span:
 class CodecOptions:
     """How to trade size against speed.
 
-    `bands` from 1 (fastest) over 4 to 12 (smallest); `fast_dense` takes lz4 instead of zstd for dense records, for links
-    that are faster than a processor compresses; `zstd_level` is that of dense records.
+    `bands` from 1 (fastest) over 4 to 12 (smallest); `fast_dense` takes lz4 instead of zstd for dense records, for
+    links that are faster than a processor compresses; `zstd_level` is that of dense records.
     """
 
     bands: int = 4

@@ -1,7 +1,7 @@
 """The bit stream of a sparse record: events of band 0, then of band 1 and so on, each a Huffman code and raw bits.
 
-Bits fill bytes from the low end. After a code come the gap's raw bits, then the step's; after the escape code six bits of
-gap bucket and the step class first.
+Bits fill bytes from the low end. After a code come the gap's raw bits, then the step's; after the escape code six bits
+of gap bucket and the step class first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .tables import CODE_BITS, ENTRY_ESCAPE, ESCAPE, ESCAPE_GAP_BITS, STEP_CLASS
 def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: Any, out: Any) -> Any:
     """Write a record's events, sorted by band, to `out` uint8 (13 bytes per event and 16 more); returns the bit count.
 
-    `counts` (bands,) int64; `gaps` uint32; `steps` of the elements' dtype; `codes` (bands, 8193) uint32 from `build_encoder`.
+    `counts` (bands,) int64; `gaps` uint32; `steps` of the elements' dtype; `codes` (bands, 8193) uint32 from
+    `build_encoder`.
     """
     one = np.uint64(1)
     away = np.int64(64 - 8 * steps.itemsize)
@@ -81,8 +82,8 @@ def read_events(
 ) -> Any:
     """Read a record's events: ranks within their band to `ranks` uint32, steps to `steps`, sorted by band.
 
-    `data` uint8 holds the stream's `size` bytes and 32 more; `entries` (bands, 4096) uint32 from `build_decoder`. Returns
-    the bits read, or -1 for a stream that ends early, has no such code, or counts past `limit` elements.
+    `data` uint8 holds the stream's `size` bytes and 32 more; `entries` (bands, 4096) uint32 from `build_decoder`.
+    Returns the bits read, or -1 for a stream that ends early, has no such code, or counts past `limit` elements.
     """
     one = np.uint64(1)
     end = np.int64(size) * 8

@@ -1,8 +1,9 @@
 """Code tables: from counts of gaps and steps to Huffman codes that both ends build alike.
 
-An event is one symbol: (gap bucket, step class). Within a band the two are nearly independent, so a table travels as two
-short rows of weights, not as a code length per pair: sender and receiver multiply them and build the same length-limited
-Huffman code from the products, in integers only. Pairs too rare to deserve a code share one escape symbol.
+An event is one symbol: (gap bucket, step class). Within a band the two are nearly independent, so a table travels as
+two short rows of weights, not as a code length per pair: sender and receiver multiply them and build the same
+length-limited Huffman code from the products, in integers only. Pairs too rare to deserve a code share one escape
+symbol.
 
 Gap g: s = g + 2, bucket = 2 * nb + (second bit of s) with nb = bits(s) - 2; nb raw bits follow.
 Step d != 0: class = 2 * nv + (1 if d < 0), nv = bits(|d|) - 1; nv raw bits follow.
@@ -114,13 +115,13 @@ def _huffman(weights: Any, n: Any, lengths: Any) -> None:
     if n == 1:
         lengths[0] = 1
         return
-    order = np.argsort(weights[:n], kind="mergesort")
+    order: Any = np.argsort(weights[:n], kind="mergesort")
     weight = np.empty(2 * n - 1, np.int64)
-    parent = np.empty(2 * n - 1, np.int64)
+    parent: Any = np.empty(2 * n - 1, np.int64)
     leaf = 0
-    node = n
+    node: Any = n
     for made in range(n, 2 * n - 1):
-        merged = np.int64(0)
+        merged: Any = np.int64(0)
         for _ in range(2):
             take_leaf = leaf < n and (node >= made or weights[order[leaf]] <= weight[node])
             if take_leaf:

@@ -1,7 +1,7 @@
-"""Tiles: the bands of a few thousand elements at a time, as words of flags and running counts that stay in the L1 cache.
+"""Tiles: the bands of a few thousand elements at a time, as words of flags and running counts in the L1 cache.
 
-Both ends walk a piece tile by tile. An element's level is the top of its old value (a float's exponent); a band is a range
-of levels. How a piece is cut into tiles never shows in a chunk's bytes.
+Both ends walk a piece tile by tile. An element's level is the top of its old value (a float's exponent); a band is a
+range of levels. How a piece is cut into tiles never shows in a chunk's bytes.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ def band_tile(
 ) -> None:
     """Sort the elements values[base : base + size], at most TILE, into the bands that start at levels `cuts`.
 
-    `values` (n,) unsigned, `mask`, `low` and `shift` of its dtype; `cuts` (bands,) uint8 with cuts[0] = 0. Fills `levels` (4096,) uint8; `flags` (bands * 64,) uint64: bit t of flags[64 c + q] for element 64 q + t
-    in band c; `counts` (bands * 72,) uint16 by `count_bands`. One loop reads memory and does all the work on it: a
-    processor's read-ahead follows a steady stream, not bursts.
+    `values` (n,) unsigned, `mask`, `low` and `shift` of its dtype; `cuts` (bands,) uint8 with cuts[0] = 0. Fills
+    `levels` (4096,) uint8; `flags` (bands * 64,) uint64: bit t of flags[64 c + q] for element 64 q + t in band c;
+    `counts` (bands * 72,) uint16 by `count_bands`. One loop reads memory and does all the work on it: a processor's
+    read-ahead follows a steady stream, not bursts.
     """
     whole = size // LANES
     for q in range(whole):
@@ -116,7 +117,7 @@ def differ_tile(
     counts: Any,
     words: Any,
 ) -> None:
-    """`band_tile` of `old`, and in the same loop bit t of words[q] (64,) uint64 where element 64 q + t differs from `new`."""
+    """`band_tile` of `old`, and bit t of words[q] (64,) uint64 where element 64 q + t differs from `new`'s."""
     whole = size // LANES
     for q in range(whole):
         words[q] = differ64(old, new, base + q * LANES)

