@@ -89,6 +89,9 @@ class SlotTable:
         self._directories = Directories(directory, stream, self._files, self._threads)
         self._book = LeaseBook(stream, catalog, self._directories.boot)
         self._pins: Tally[Directory] = Tally()
+        self._glances = 0  # runs of blocks that verifications are reading now
+        self._choosing = 0  # callers that are about to take a slot: no verification begins another run
+        self._calm = threading.Condition(self._lock)
         self._mark: Mark | None = None
 
     def open(self) -> None:
@@ -178,11 +181,37 @@ class SlotTable:
         bad = []
         for first in range(0, len(blocks), RUN_BLOCKS * threads):
             last = min(first + RUN_BLOCKS * threads, len(blocks))
-            with self.hold(slot) as mapped:
+            with self._glance(slot) as mapped:
                 bad += compare_blocks(mapped, blocks, digests, first, last, threads)
             if pace and not pace(sum(size for _, _, size in blocks[first:last])):
                 raise VerifyStoppedError(f"verification of {slot.path} was stopped before its end")
         return bad
+
+    @contextmanager
+    def _glance(self, slot: Slot) -> Iterator[MappedFiles]:
+        """Hold a slot for one run of blocks, which whoever takes a slot to write waits for."""
+        with self._lock:
+            self._calm.wait_for(lambda: not self._choosing)
+            self._glances += 1
+        try:
+            with self.hold(slot) as mapped:
+                yield mapped
+        finally:
+            with self._lock:
+                self._glances -= 1
+                self._calm.notify_all()
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """The lock, while no verification holds a slot. Not from within the lock."""
+        with self._lock:
+            self._choosing += 1
+            try:
+                self._calm.wait_for(lambda: not self._glances)
+                yield
+            finally:
+                self._choosing -= 1
+                self._calm.notify_all()
 
     def mark_proven(self, slot: Slot) -> Slot:
         """Record that a slot's whole digest table was checked; it may be served again if it could not be."""
