@@ -102,15 +102,15 @@ class Building:
         """Get ready for the next transition of a route, which leads to `layout`.
 
         The version that the last transition led to is here now; files are made anew only where the layouts differ.
+        A slot that keeps its old bytes for undoing gets them back then, and the building goes on beside it.
         Raises NoSpaceError, and the building goes on as it was.
         """
         with self._alone():
             change = plan(self.layout, layout, same_bytes=True)
             if not change.is_empty:
                 if self.keep_old:
-                    raise StorageError(
-                        f"{self.directory.parent} has one slot, which cannot change its layout in place: begin anew"
-                    )
+                    self._slots.move_building(self, layout)
+                    return
                 reshape(
                     self._files,
                     self.directory,

@@ -34,9 +34,10 @@ from .rebuild import renew_inodes, restore, undo
 from .state import FRESH_NAME, JOURNAL_NAME, Phase, SlotState, read_layout, read_state, write_layout, write_state
 
 _BUILDING: Final = ".building"
+_BESIDE: Final = ".building-beside"
 _TWIN: Final = ".twin-"
 _TRASH: Final = ".trash-"
-_OURS: Final = re.compile(r"v[0-9]+|\.twin-[0-9]+|\.building")
+_OURS: Final = re.compile(r"v[0-9]+|\.twin-[0-9]+|\.building(-beside)?")
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +101,7 @@ class Directories:
             elif entry.is_folder and _OURS.fullmatch(entry.name):
                 found = self._load(path)
                 if found is not None:
-                    in_use = entry.name != _BUILDING and found.state.phase in (Phase.READY, Phase.TWIN)
+                    in_use = not entry.name.startswith(_BUILDING) and found.state.phase in (Phase.READY, Phase.TWIN)
                     (self.all if in_use else half_done).append(found)
         for found in half_done:
             self.give_back(found)
@@ -138,9 +139,9 @@ class Directories:
 
     # changing
 
-    def create(self, layout: Layout) -> Directory:
-        """A new directory under the name of the one being built, empty, of nothing yet."""
-        path = self._building_path()
+    def create(self, layout: Layout, *, beside: bool = False) -> Directory:
+        """A new directory under the name of the one being built, or `beside` it, empty, of nothing yet."""
+        path = self._building_path(_BESIDE if beside else _BUILDING)
         self._files.make_folder(path)
         state = SlotState(Phase.BUILDING, self._stream, 0, 0, b"", "", layout.root(), self.boot, False, False)
         try:
@@ -254,8 +255,8 @@ class Directories:
         self._files.rename(found.path, path)
         found.mapped.directory = path
 
-    def _building_path(self) -> Path:
-        path = self.root / _BUILDING
+    def _building_path(self, name: str = _BUILDING) -> Path:
+        path = self.root / name
         if exists(self._files, path):
             self._to_trash(path)
         return path

@@ -14,11 +14,12 @@ from .catalog import Catalog
 from .directories import Directory
 from .errors import NotNewerError, SlotGoneError, SlotsBusyError, StorageError
 from .files import Files
+from .journal import Journal
 from .mapped import MappedFiles
 from .rebuild import ByteSource, Plan, plan, reshape
 from .slot_table import Lease, Slot, SlotTable, shown
 from .space import Reservation, Space
-from .state import Phase
+from .state import JOURNAL_NAME, Phase
 from .verify import DIGEST_BYTES, good_block
 
 __all__ = ["Lease", "Slot", "StreamSlots"]
@@ -56,7 +57,7 @@ class StreamSlots(SlotTable):
         until the commit; nobody may be reading it but the holder of the lease `exclusive`.
         Raises SlotsBusyError when every slot is held, NoSpaceError before anything is touched, SlotGoneError.
         """
-        with self._lock:
+        with self._undisturbed():
             if self._building is not None:
                 raise SlotsBusyError(f"{self.stream} is building a version already: commit or abort it first")
             try:
@@ -112,6 +113,29 @@ class StreamSlots(SlotTable):
         building.mapped = found.mapped
         with self._lock:
             self._book.slot_gone(*found.order, but=self._exclusive)
+
+    def move_building(self, building: Building, layout: Layout) -> None:
+        """Let a building in the only slot go on in a directory of its own, of another layout."""
+        with self._lock:
+            old = self._taken(building)
+            change = plan(None, layout, same_bytes=False)
+            try:
+                self._check_space(change, 0)
+                beside = self._directories.create(layout, beside=True)
+            finally:
+                self._give_space_back()
+        journal = Journal(beside.path / JOURNAL_NAME, self._files)
+        try:
+            reshape(self._files, beside.path, change, building.mapped, journal, self._threads, overwrite_kept=False)
+        except BaseException:
+            journal.close()
+            self._directories.give_back(beside)
+            raise
+        with self._lock:
+            building.journal.close()
+            self._directories.give_back(old)
+            building.mapped, building.journal, building.keep_old = beside.mapped, journal, False
+            self._under = beside
 
     def _spare_of(self, source: Directory) -> Directory | None:
         """A directory with the same bytes that may be written, a twin first."""

@@ -230,3 +230,21 @@ def test_after_a_reboot_in_the_middle_the_only_slot_is_undone_and_verified(singl
     assert slot.suspect
     assert slots.verify_slot(slot, digests(single, 1)) == []
     assert single.holds(slots.mark_proven(slot), 1)
+
+
+def test_a_route_through_a_change_of_layout_goes_on_beside_the_only_slot(single):
+    single.add(4, {**model(1, steps=3), "added.json": b"{}"})
+    for end in ("abort", "commit"):
+        building = single.build(1, 2)
+        with single.source(4) as source:
+            building.advance(source.layout)
+        assert single.holds(single.slots.current(), 1)
+        for chunk in single.chunks(2, 4):
+            building.apply(chunk)
+        if end == "abort":
+            building.abort()
+            assert single.holds(single.slots.current(), 1)
+            assert names(single) == ["v1"]
+    building.commit(1, 4, manifest_of(4), "", proven=True)
+    assert single.holds(single.slots.current(), 4)
+    assert names(single) == ["v4"]
