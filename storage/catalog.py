@@ -90,6 +90,12 @@ class Catalog:
         with self._lock:
             self._database.close()
 
+    def fold(self) -> None:
+        """Move everything from the write-ahead log into the main file, so that this one stands alone."""
+        busy = self._read("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
+        if busy:
+            raise CatalogError(f"{self.path} is in use by another process: stop it first")
+
     # signed objects
 
     def put_objects(self, items: Iterable[tuple[ObjectKind, bytes, bytes]]) -> None:

@@ -19,7 +19,7 @@ from ..protocol.ids import check_stream_name
 from ..protocol.messages import ObjectKind
 from .catalog import Catalog, LeaseRow, Mark
 from .errors import CatalogError, HomeError, NotNewerError, SlotStateError
-from .files import Files, exists
+from .files import Files, exists, remove_file, sync_folder
 from .leases import LeaseState
 from .slot_dir import HOME_KEY, home_of
 from .state import Phase, SlotState, read_state
@@ -40,52 +40,76 @@ class Rebuilt:
 
 
 def open_catalog(path: Path, slot_dir: Path, files: Files | None = None) -> tuple[Catalog, Rebuilt | None]:
-    """The catalog at `path`; a damaged one is set aside and rebuilt. Raises CatalogError for one of a later format."""
+    """The catalog at `path`; a damaged one is rebuilt and set aside. Raises CatalogError for one of a later format.
+
+    The new one is filled under another name and takes its place only when it is complete, so a crash on the way
+    starts over or finishes, and never leaves marks behind.
+    """
     files = files or Files()
+    made = path.with_name(path.name + ".rebuilt")
+    if exists(files, made) and not exists(files, path):
+        files.rename(made, path)
     try:
         return Catalog(path, files), None
     except CatalogError as error:
         if error.later_format:
             raise
         reason = str(error)
-    aside = _set_aside(files, path)
-    catalog = Catalog(path, files)
+    draft = path.with_name(path.name + ".rebuilding")
+    for leftover in (draft, made):
+        _remove(files, leftover)
+    catalog = Catalog(draft, files)
     try:
-        return catalog, _fill(catalog, aside, slot_dir, files, reason)
-    except BaseException:
+        rebuilt = _fill(catalog, path, slot_dir, files, reason)
+        catalog.fold()
+    finally:
         catalog.close()
-        raise
+    _remove(files, draft, but=draft)
+    files.rename(draft, made)
+    _set_aside(files, path, rebuilt.kept_as)
+    files.rename(made, path)
+    sync_folder(files, path.parent)
+    return Catalog(path, files), rebuilt
 
 
-def _set_aside(files: Files, path: Path) -> Path:
-    number = 1
-    while exists(files, aside := path.with_name(f"{path.name}.damaged-{number}")):
-        number += 1
-    # The main file goes last: as long as it is there, the next start finds it damaged again and goes on from here.
+def _remove(files: Files, path: Path, *, but: Path | None = None) -> None:
+    for each in (Path(f"{path}-wal"), Path(f"{path}-shm"), path):
+        if each != but:
+            remove_file(files, each)
+
+
+def _set_aside(files: Files, path: Path, aside: Path) -> None:
+    # The main file goes last: as long as it is there, the next start finds it damaged again.
     for suffix in ("-wal", "-shm", ""):
         if exists(files, Path(f"{path}{suffix}")):
             files.rename(Path(f"{path}{suffix}"), Path(f"{aside}{suffix}"))
+
+
+def _free_name(files: Files, path: Path) -> Path:
+    number = 1
+    while exists(files, aside := path.with_name(f"{path.name}.damaged-{number}")):
+        number += 1
     return aside
 
 
-def _fill(catalog: Catalog, aside: Path, slot_dir: Path, files: Files, reason: str) -> Rebuilt:
+def _fill(catalog: Catalog, damaged: Path, slot_dir: Path, files: Files, reason: str) -> Rebuilt:
     states = list(_slot_states(files, slot_dir))
     objects: dict[bytes, tuple[ObjectKind, bytes, bytes]] = {}
-    for row in _salvage(aside, "objects", 3):
+    for row in _salvage(damaged, "objects", 3):
         with suppress(ValueError, TypeError):
             objects[bytes(row[0])] = (ObjectKind(row[1]), bytes(row[0]), bytes(row[2]))
     catalog.put_objects(objects.values())
-    for row in _salvage(aside, "settings", 2):
+    for row in _salvage(damaged, "settings", 2):
         if isinstance(row[0], str) and isinstance(row[1], bytes):
             catalog.put(row[0], row[1])
     home = home_of(slot_dir, files)
     if home is not None:
         catalog.put(HOME_KEY, home)
-    marks = _marks(aside, states)
+    marks = _marks(damaged, states)
     for stream, mark in marks.items():
         with suppress(NotNewerError):
             catalog.raise_mark(stream, *mark)
-    lost = not _restore_leases(catalog, aside)
+    lost = not _restore_leases(catalog, damaged)
     if lost:
         for state in states:
             catalog.put_lease(
@@ -100,7 +124,7 @@ def _fill(catalog: Catalog, aside: Path, slot_dir: Path, files: Files, reason: s
                     files.boot_id(),
                 )
             )
-    return Rebuilt(reason, aside, len(objects), len(marks), lost)
+    return Rebuilt(reason, _free_name(files, damaged), len(objects), len(marks), lost)
 
 
 def _slot_states(files: Files, slot_dir: Path) -> Iterator[SlotState]:
@@ -115,10 +139,10 @@ def _slot_states(files: Files, slot_dir: Path) -> Iterator[SlotState]:
                         yield state
 
 
-def _marks(aside: Path, states: Sequence[SlotState]) -> dict[str, Mark]:
+def _marks(damaged: Path, states: Sequence[SlotState]) -> dict[str, Mark]:
     found: dict[str, Mark] = {}
     rows: list[tuple[Any, ...]] = [(each.stream, each.epoch, each.version, each.manifest) for each in states]
-    for row in [*rows, *_salvage(aside, "marks", 4)]:
+    for row in [*rows, *_salvage(damaged, "marks", 4)]:
         with suppress(TypeError, ValueError, MessageError):
             stream, mark = check_stream_name(str(row[0])), Mark(int(row[1]), int(row[2]), bytes(row[3]))
             if len(mark.manifest) == 32 and (stream not in found or mark > found[stream]):
@@ -126,11 +150,11 @@ def _marks(aside: Path, states: Sequence[SlotState]) -> dict[str, Mark]:
     return found
 
 
-def _restore_leases(catalog: Catalog, aside: Path) -> bool:
+def _restore_leases(catalog: Catalog, damaged: Path) -> bool:
     """Whether all leases could be read."""
     rows: list[tuple[Any, ...]] = []
     try:
-        with closing(sqlite3.connect(f"file:{aside}?mode=ro", uri=True)) as database:
+        with closing(sqlite3.connect(f"file:{damaged}?mode=ro", uri=True)) as database:
             rows = database.execute("SELECT * FROM leases").fetchall()
         for row in rows:
             catalog.put_lease(LeaseRow(*row))
@@ -139,10 +163,10 @@ def _restore_leases(catalog: Catalog, aside: Path) -> bool:
     return True
 
 
-def _salvage(aside: Path, table: str, columns: int) -> Iterator[tuple[Any, ...]]:
+def _salvage(damaged: Path, table: str, columns: int) -> Iterator[tuple[Any, ...]]:
     """Rows of a table of a damaged database, until it cannot be read on; from both ends."""
     for order in ("ASC", "DESC"):
-        with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{aside}?mode=ro", uri=True)) as database:
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{damaged}?mode=ro", uri=True)) as database:
             for row in database.execute(f"SELECT * FROM {table} ORDER BY 1 {order}"):  # noqa: S608 - our own names
                 if len(row) == columns:
                     yield row

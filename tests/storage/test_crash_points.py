@@ -19,9 +19,12 @@ from patchswarm.protocol.codec import chunk as codec
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.messages import ObjectKind
 from patchswarm.storage import building as building_module
+from patchswarm.storage.catalog import Mark
 from patchswarm.storage.chunks import ChunkStore
 from patchswarm.storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from patchswarm.storage.files import Files
+from patchswarm.storage.recovery import open_catalog
+from patchswarm.storage.retention import sweep
 from patchswarm.storage.verify import block_digests
 
 ELEMENTS = 3000
@@ -187,6 +190,20 @@ def publish(world):
     world.commit(2, 3)
 
 
+def keep_few(world):
+    """A retention run: what no kept transition names goes, and a slot that nobody reads."""
+    store = world.store
+    kept = {digest(b"kept %d" % number): b"kept %d" % number for number in range(3)}
+    for chunk, data in kept.items():
+        store.put(chunk, data, sync=True)
+        world.durable.add((chunk, data))
+    for number in range(5):
+        store.put(digest(b"old %d" % number), b"old %d" % number)
+    sweep(store, kept.__contains__)
+    world.stream.catalog.forget([digest(b"m")])
+    world.stream.slots.drop(world.stream.slots.find(manifest_of(1)))
+
+
 SCENARIOS = {
     "first": (prepare_nothing, first, 2),
     "step and twin": (prepare_twin, step_and_twin, 2),
@@ -196,6 +213,7 @@ SCENARIOS = {
     "retire": (prepare_behind, retire, 2),
     "fetch": (prepare_behind, fetch, 2),
     "publish": (prepare_twin, publish, 2),
+    "retention": (prepare_behind, keep_few, 2),
     "one slot": (first, step_by_copy, 1),
     "one slot, new layout": (first, new_layout, 1),
 }
@@ -353,3 +371,70 @@ def test_killed_in_the_middle_of_a_chunk(root, beginnings, monkeypatch, name, se
     again.check()
     again.go_on()
     again.close()
+
+
+@everywhere
+def test_killed_at_any_call_of_a_repair(root, beginnings, every):
+    """Until a version is whole again it is withdrawn, and after a restart it still is."""
+    folder, start, _ = beginnings["step and twin"]
+    for at in chosen(start, start + 60, every):
+        files = FaultyFiles(at)
+        world = World(copy_of(folder, root / "world"), files)
+        with world.stream.source(2) as source:
+            digests = block_digests(source, 1)
+        flip(world.stream.slots.current().path / "model-00002.safetensors")
+        found = False
+        with suppress(Stopped):
+            slots = world.stream.slots
+            slot = slots.current()
+            slots.lease(None, 100, now=0)
+            bad = slots.verify_slot(slot, digests)
+            slot = slots.withdraw(slot)
+            found = True
+            assert slots.repair(slot, bad, digests) == []
+            slots.mark_proven(slot)
+        files.end()
+        world.close()
+        again = World(world.path)
+        slots = again.stream.slots
+        if found:
+            again.check_served()
+        slot = slots.slots()[-1]
+        bad = slots.verify_slot(slot, digests)
+        if bad:
+            slot = slots.withdraw(slot)
+            assert slots.repair(slot, bad, digests) == []
+        if slot.withdrawn:
+            slots.mark_proven(slot)
+        again.committed = 2
+        again.check()
+        again.close()
+
+
+def flip(path):
+    with path.open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)[0]
+        file.seek(1000)
+        file.write(bytes([byte ^ 1]))
+
+
+@everywhere
+def test_killed_at_any_call_of_rebuilding_the_catalog(root, beginnings, every):
+    folder, _, _ = beginnings["step and twin"]
+    for at in chosen(0, 60, every):
+        files = FaultyFiles(at)
+        path = copy_of(folder, root / "world")
+        catalog = path / "home" / "catalog.sqlite"
+        catalog.write_bytes(b"damaged" * 1000)
+        with suppress(Stopped):
+            open_catalog(catalog, path / "slots", files)[0].close()
+        files.end()
+        made, _ = open_catalog(catalog, path / "slots")
+        assert made.mark("qwen") == Mark(1, 2, manifest_of(2))
+        made.close()
+        again = World(path)
+        again.committed = 2
+        again.check()
+        again.go_on()
+        again.close()
