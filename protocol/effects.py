@@ -51,6 +51,13 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Objects that newer ones have replaced: they need not survive a restart."""
+
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamKnown:
     """A stream that this node follows is known for the first time, or has a new record."""
 
@@ -88,10 +95,26 @@ class SiteFound:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """An attempt came to nothing: its chunks are of no use."""
+    """An attempt came to nothing, or is long past: its chunks are of no use.
+
+    `attempt` is empty for a chunk that arrived when its attempt had been dropped already.
+    """
 
     attempt: bytes
     names: tuple[bytes, ...]
 
 
-Effect = Send | Serve | Hangup | Dial | Persist | StreamKnown | HeadMoved | IndexHere | RouteReady | SiteFound | Dropped
+Effect = (
+    Send
+    | Serve
+    | Hangup
+    | Dial
+    | Persist
+    | Forget
+    | StreamKnown
+    | HeadMoved
+    | IndexHere
+    | RouteReady
+    | SiteFound
+    | Dropped
+)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from .chance import Chance
-from .effects import Effect, Hangup, HeadMoved, Send, Serve, StreamKnown
-from .gossip import Gossip, Learned
+from .effects import Dropped, Effect, Hangup, HeadMoved, Send, Serve, StreamKnown
+from .gossip import Body, Gossip, Learned
 from .ids import short
 from .link import Flight, Link
 from .manifest import Manifest, Opening, StreamRecord, Transition
@@ -98,6 +98,18 @@ class Fetch:
                 return
         self.request(now_s)
 
+    def give_up(self, attempt: bytes) -> None:
+        """Drop an attempt made here that came to nothing."""
+        self.stock.drop(attempt)
+        self._plans.pop(attempt, None)
+        self._roster_due_s.pop(attempt, None)
+
+    def outdated(self, body: Body) -> None:
+        """Take that gossip has let go of a body: so far behind the head nobody needs its chunks."""
+        if isinstance(body, Transition):
+            self.give_up(body.attempt)
+            self.routing.plan(body.stream)
+
     def add_page(self, signed: bytes, origin: int, now_s: float) -> None:
         """Take an index page, made here (`origin` -1) or received."""
         if self.stock.add_page(signed, origin, now_s) is not None:
@@ -112,6 +124,8 @@ class Fetch:
 
     def stored(self, name: bytes, now_s: float) -> None:
         """Note a verified chunk that is now in the store: offer it, and see what is complete."""
+        if not self.stock.is_named(name):
+            self._emit(Dropped(b"", (name,)))  # its attempt was dropped while it was under way
         for series, _ in self.stock.stored(name, now_s):
             self.routing.check_ready(series.stream)
 

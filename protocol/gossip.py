@@ -10,7 +10,7 @@ key and the CA's membership, everything of a stream under the publisher key that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from .errors import MessageError, SignatureError
@@ -29,7 +29,12 @@ from .messages import ObjectKind
 from .signed import object_digest, peek, verify
 
 WINDOW: Final = 1024
-"""Versions behind the head whose headers are kept. The rule uses content only, so that all nodes drop the same."""
+"""Versions behind the head whose headers are kept, in the newest epoch that has versions and in the one before it.
+
+The rule uses content only, so that all nodes drop the same."""
+
+MAX_HEADERS: Final = 16 * WINDOW
+"""Headers of one stream, whatever its publisher signs; as many again for manifests."""
 
 MAX_STREAMS: Final = 256
 MAX_NODES: Final = 20_000
@@ -60,6 +65,10 @@ class Gossip:
         self._headers: dict[str, dict[bytes, Header]] = {}
         self._announced: dict[bytes, Header] = {}
         self._bodies: dict[bytes, tuple[ObjectKind, bytes]] = {}
+        self._newest: dict[str, dict[int, Header]] = {}  # stream -> epoch -> its newest manifest header
+        self._heads: dict[str, bytes] = {}  # stream -> digest of the newest manifest whose body is here
+        self._routes: dict[str, dict[bytes, Transition]] = {}
+        self._dropped: list[tuple[bytes, Body | None]] = []
         self.streams: dict[str, StreamRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
         self.moves = 0
@@ -97,13 +106,7 @@ class Gossip:
 
     def head_digest(self, stream: str) -> bytes | None:
         """Digest of the newest manifest of `stream` whose body is here."""
-        mine = (
-            (manifest.epoch, manifest.version, name)
-            for name, manifest in self.manifests.items()
-            if manifest.stream == stream
-        )
-        newest = max(mine, default=None)
-        return None if newest is None else newest[2]
+        return self._heads.get(stream)
 
     def head(self, stream: str) -> Manifest | None:
         """The newest manifest of `stream` whose body is here."""
@@ -112,8 +115,8 @@ class Gossip:
 
     def head_header(self, stream: str) -> Header | None:
         """The newest manifest header of `stream`."""
-        mine = (h for h in self._headers.get(stream, {}).values() if h.subject is Subject.MANIFEST)
-        return max(mine, key=lambda header: (header.epoch, header.version), default=None)
+        newest = self._newest.get(stream)
+        return newest[max(newest)] if newest else None
 
     def headers(self, stream: str) -> Iterator[Header]:
         """Every header of `stream`."""
@@ -121,7 +124,25 @@ class Gossip:
 
     def routes(self, stream: str) -> list[Transition]:
         """Every transition of `stream` whose body is here."""
-        return [transition for transition in self.transitions.values() if transition.stream == stream]
+        return list(self._routes.get(stream, {}).values())
+
+    def publisher(self, stream: str, epoch: int) -> bytes | None:
+        """The raw key under which everything of `stream` in this epoch is signed, if its record is here."""
+        return self._publishers.get((stream, epoch))
+
+    def finished(self, stream: str, version: tuple[int, int], attempt: bytes) -> bool:
+        """Whether `attempt` became this (epoch, version), or may have: its manifest is announced, not here yet."""
+        for header in self.headers(stream):
+            if header.subject is Subject.MANIFEST and (header.epoch, header.version) == version:
+                manifest = self.manifests.get(header.digest)
+                if manifest is None or manifest.attempt == attempt:
+                    return True
+        return False
+
+    def take_dropped(self) -> list[tuple[bytes, Body | None]]:
+        """(digest, body if it had one) of objects that newer ones replaced, since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def publishers(self) -> set[bytes]:
         """Ids of the nodes that made the transitions and openings held here."""
@@ -136,7 +157,7 @@ class Gossip:
     # -- learning -------------------------------------------------------------------------------------------
 
     def learn(self, kind: ObjectKind, data: bytes) -> Learned | None:
-        """Take a signed object. Returns it when it is new, None when it is known, older or of no use yet.
+        """Take a signed object. Returns it when it is new, None when it is known, older, of no use or one too many.
 
         Raises SignatureError or MessageError for an object that should not exist: the sender is at fault.
         """
@@ -160,7 +181,7 @@ class Gossip:
         if known is not None:
             raise MessageError(f"the CA has signed two publishers for stream {record.stream!r} epoch {record.epoch}")
         if len(self.streams) >= MAX_STREAMS and record.stream not in self.streams:
-            raise MessageError(f"more than {MAX_STREAMS} streams")
+            return None  # who brings it is not at fault
         self._publishers[record.stream, record.epoch] = record.publisher
         current = self.streams.get(record.stream)
         if current is None or record.epoch > current.epoch:
@@ -178,12 +199,13 @@ class Gossip:
         if current is not None and record.serial <= current.serial:
             return None
         if current is None and len(self.nodes) >= MAX_NODES:
-            raise MessageError(f"more than {MAX_NODES} nodes")
+            return None
         verify(data, NodeRecord, record.node_key)
         member = verify(record.membership, Membership, self._ca_key)
         if member.node_key != record.node_key:
             raise SignatureError(f"node {short(node)} shows another node's membership")
-        self._remove(self._node_digests.pop(node, b""))
+        if current is not None:
+            self._remove(self._node_digests[node])
         self._node_digests[node] = name
         self.nodes[node] = record
         if current is None or (current.site, current.addresses) != (record.site, record.addresses):
@@ -200,13 +222,16 @@ class Gossip:
         if publisher is None:
             return None  # its stream record is on the way; anti-entropy brings the header again
         verify(data, Header, publisher)
-        newest = self.head_header(header.stream)
-        if newest is not None and not _kept(header, newest):
+        headers, newest = self._headers.setdefault(header.stream, {}), self._newest.setdefault(header.stream, {})
+        most = 2 * MAX_HEADERS if header.subject is Subject.MANIFEST else MAX_HEADERS
+        if len(headers) >= most or not _kept(header, newest):
             return None
         self._add(name, ObjectKind.HEADER, data)
-        self._headers.setdefault(header.stream, {})[name] = header
+        headers[name] = header
         self._announced[header.digest] = header
-        if header.subject is Subject.MANIFEST:
+        best = newest.get(header.epoch)
+        if header.subject is Subject.MANIFEST and (best is None or header.version > best.version):
+            newest[header.epoch] = header
             self._prune(header.stream)
         return header
 
@@ -229,23 +254,40 @@ class Gossip:
                 self.openings[name] = body
             case Manifest():
                 self.manifests[name] = body
+                self._find_head(body.stream, name)
             case Transition():
                 self.transitions[name] = body
+                self._routes.setdefault(body.stream, {})[name] = body
         return body
 
+    def _find_head(self, stream: str, name: bytes) -> None:
+        """Let the manifest `name` be the head if it is newer; the larger digest wins between two of one version."""
+        order = self.manifests[name].epoch, self.manifests[name].version, name
+        known = self._heads.get(stream)
+        if known is None or order > (self.manifests[known].epoch, self.manifests[known].version, known):
+            self._heads[stream] = name
+
     def _prune(self, stream: str) -> None:
-        headers = self._headers[stream]
-        newest = self.head_header(stream)
-        if newest is None:
-            return
+        """Drop what the newest manifest header has made old."""
+        headers, newest = self._headers[stream], self._newest[stream]
+        for epoch in sorted(newest)[:-2]:
+            del newest[epoch]
         for name in [name for name, header in headers.items() if not _kept(header, newest)]:
             header = headers.pop(name)
             self._remove(name)
             self._announced.pop(header.digest, None)
-            self._bodies.pop(header.digest, None)
-            self.manifests.pop(header.digest, None)
-            self.transitions.pop(header.digest, None)
-            self.openings.pop(header.digest, None)
+            if self._bodies.pop(header.digest, None) is not None:
+                self._drop_body(stream, header.digest)
+
+    def _drop_body(self, stream: str, name: bytes) -> None:
+        opening, manifest = self.openings.pop(name, None), self.manifests.pop(name, None)
+        transition = self.transitions.pop(name, None)
+        self._routes.get(stream, {}).pop(name, None)
+        self._dropped.append((name, opening or manifest or transition))
+        if self._heads.get(stream) == name:
+            del self._heads[stream]
+            for other in [other for other, each in self.manifests.items() if each.stream == stream]:
+                self._find_head(stream, other)
 
     def _add(self, name: bytes, kind: ObjectKind, data: bytes) -> None:
         self._set[name] = (kind, data)
@@ -254,11 +296,11 @@ class Gossip:
         self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
 
     def _remove(self, name: bytes) -> None:
-        if name in self._set:
-            del self._set[name]
-            self._buckets[name[0]].discard(name)
-            self._summary = b""
-            self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
+        del self._set[name]
+        self._buckets[name[0]].discard(name)
+        self._summary = b""
+        self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
+        self._dropped.append((name, None))
 
     # -- anti-entropy ---------------------------------------------------------------------------------------
 
@@ -283,8 +325,13 @@ class Gossip:
         return self._buckets[number]
 
 
-def _kept(header: Header, newest: Header) -> bool:
-    """Whether `header` still matters once `newest` is the newest manifest header of its stream."""
+def _kept(header: Header, newest: Mapping[int, Header]) -> bool:
+    """Whether `header` still matters, `newest` being the newest manifest header of each epoch of its stream."""
+    epochs = sorted(newest)[-2:]
+    if not epochs or header.epoch > epochs[-1]:
+        return True  # the first words of an epoch
     if header.subject is Subject.OPENING:  # the newest version's stays: its roster deals the chunks
-        return (header.epoch, header.version) >= (newest.epoch, newest.version)
-    return header.epoch != newest.epoch or header.version > newest.version - WINDOW
+        return header.epoch == epochs[-1] and header.version >= newest[header.epoch].version
+    if header.epoch in epochs:
+        return header.version > newest[header.epoch].version - WINDOW
+    return header.subject is Subject.MANIFEST and (len(epochs) < 2 or header.epoch > epochs[0])

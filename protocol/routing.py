@@ -7,7 +7,7 @@ chunk of it is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +29,7 @@ class Following:
     stream: str
     held: frozenset[bytes] = frozenset()  # manifest digests that a slot or base has
     bad: set[bytes] = field(default_factory=set)  # attempts that contradicted a verified base
+    restore: set[bytes] = field(default_factory=set)  # attempts that were whole here until the store lost a chunk
     lists_first: bool = False  # a local base waits to be compared: fetch blobs only
     route: tuple[Transition, ...] | None = None
     announced: tuple[bytes, ...] | None = None  # attempts of the last RouteReady
@@ -62,6 +63,10 @@ class Routing:
         self.following[stream].bad.add(attempt)
         self.plan(stream)
 
+    def restore(self, stream: str, attempts: Iterable[bytes]) -> None:
+        """Fetch what is missing of these attempts, though no route may go over them: others count on them."""
+        self.following[stream].restore.update(attempts)
+
     def announce_again(self, stream: str) -> None:
         """Hand the route over once more when it is complete again."""
         self.following[stream].announced = None
@@ -82,7 +87,8 @@ class Routing:
         if following is None or following.route is None or following.lists_first:
             return
         attempts = tuple(leg.attempt for leg in following.route)
-        if attempts != following.announced and all(self._series[attempt].complete() for attempt in attempts):
+        legs = [self._series.get(attempt) for attempt in attempts]
+        if attempts != following.announced and all(leg is not None and leg.complete() for leg in legs):
             following.announced = attempts
             self._emit(RouteReady(stream, following.route))
 
@@ -95,6 +101,10 @@ class Routing:
         offered = any(link.offers(series.attempt) for link in self._links.values())
         return series.missing_bytes() + (0 if offered else _UNOBTAINABLE)
 
+    def _is_whole(self, attempt: bytes) -> bool:
+        series = self._series.get(attempt)
+        return series is None or series.complete()
+
     def wanted(self) -> list[Series]:
         """Series to fetch, most urgent first: the legs of each route, then what a head is still making."""
         wanted: list[Series] = []
@@ -104,6 +114,8 @@ class Routing:
             route = following.route or ()
             legs = [self._series[leg.attempt] for leg in route if leg.attempt in self._series]
             wanted += [series for series in legs if not series.complete()]
+            following.restore = {each for each in following.restore if not self._is_whole(each)}
+            wanted += [self._series[attempt] for attempt in sorted(following.restore - {leg.attempt for leg in route})]
             targets = following.held.union(leg.target for leg in route)
             wanted += [
                 series

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from .effects import Effect, Persist, Send
-from .gossip import Gossip, Learned
+from .effects import Effect, Forget, Persist, Send
+from .gossip import Body, Gossip, Learned
 from .link import Link
 from .manifest import Header, NodeRecord, StreamRecord
 from .messages import Buckets, Headers, Inventory, Message, Object, ObjectKind, Pull, Summary
@@ -20,7 +20,8 @@ _PULL_MAX: Final = 1024
 class Spread:
     """Exchanges the objects of one `Gossip` with all links.
 
-    `learned` is called for each new object, after it was kept and passed on; `follows` says whose bodies to pull.
+    `learned` is called for each new object, after it was kept and passed on, `outdated` for each body that newer
+    versions have pushed out; `follows` says whose bodies to pull.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class Spread:
         links: Mapping[int, Link],
         emit: Callable[[Effect], None],
         learned: Callable[[Learned, bytes], None],
+        outdated: Callable[[Body], None],
         follows: Callable[[str], bool],
     ) -> None:
         self.gossip = gossip
         self._links = links
         self._emit = emit
         self._learned = learned
+        self._outdated = outdated
         self._follows = follows
         self._pulls: dict[bytes, tuple[int, float]] = {}  # body digest -> (link asked, when to ask another)
         self._waiting: dict[bytes, set[int]] = {}  # body digest -> links that asked before it was here
@@ -134,6 +137,17 @@ class Spread:
                 self._send(self._links[waiting], Object(kind, data))
         self._pulls.pop(name, None)
         self._learned(new, name)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what the last object has made old."""
+        dropped = self.gossip.take_dropped()
+        if dropped:
+            self._emit(Forget(tuple(name for name, _ in dropped)))
+        for name, body in dropped:
+            self._waiting.pop(name, None)
+            if body is not None:
+                self._outdated(body)
 
     def _pull(self, link: Link, names: Iterable[bytes], now_s: float) -> None:
         names = tuple(names)

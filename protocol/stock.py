@@ -50,10 +50,10 @@ class Stock:
         series = self.series.get(page.attempt)
         if series is None or page.first in series.pages or series.transition is not None:
             return None
-        record = self._gossip.streams.get(series.stream)
-        if record is None or page.stream != series.stream:
+        publisher = self._gossip.publisher(series.stream, series.version[0])
+        if publisher is None or page.stream != series.stream:
             raise MessageError(f"page of attempt {short(page.attempt)} names another stream")
-        verify(signed, IndexPage, record.publisher)
+        verify(signed, IndexPage, publisher)
         if not series.add_page(page, signed):
             return None
         for link in self._links.values():
@@ -80,6 +80,10 @@ class Stock:
                 self._check_lists(series)
         return new
 
+    def is_named(self, name: bytes) -> bool:
+        """Whether any series has the chunk: one that came for an attempt dropped meanwhile is of no use."""
+        return name in self._places
+
     def is_missing(self, name: bytes) -> bool:
         """Whether any series still lacks the chunk."""
         return any(ordinal not in series.have for series, ordinal in self._places.get(name, ()))
@@ -88,26 +92,38 @@ class Stock:
         """Compare what is thought to be stored with the store, which may have lost or deleted something."""
         series.keep_only(self._has)
 
-    def forget(self, attempt: bytes) -> None:
-        """Let go of a series."""
+    def forget(self, attempt: bytes) -> Series | None:
+        """Let go of a series, and return it."""
         series = self.series.pop(attempt, None)
         if series is None:
-            return
+            return None
+        for link in self._links.values():
+            link.unsaid.pop(attempt, None)
         for name, _ in [*series.meta, *series.chunks.values()]:
             places = [place for place in self._places.get(name, ()) if place[0] is not series]
             if places:
                 self._places[name] = places
             else:
                 self._places.pop(name, None)
+        return series
 
     def void(self, stream: str, version: tuple[int, int], attempt: bytes) -> None:
-        """Drop unfinished attempts at versions up to `version` other than `attempt`."""
+        """Drop attempts at versions up to `version`, other than `attempt`, that came to nothing.
+
+        An earlier version whose manifest is announced came to something: its transition record is on the way.
+        """
         for series in list(self.series.values()):
             unfinished = series.stream == stream and series.transition is None
-            if unfinished and series.attempt != attempt and series.version <= version:
-                self.forget(series.attempt)
-                names = tuple(name for name, _ in series.chunks.values() if name not in self._places)
-                self._emit(Dropped(series.attempt, names))
+            older = series.attempt != attempt and series.version <= version
+            if unfinished and older and not self._gossip.finished(stream, series.version, series.attempt):
+                self.drop(series.attempt)
+
+    def drop(self, attempt: bytes) -> None:
+        """Let go of a series and have its chunks deleted, save those that another series has too."""
+        series = self.forget(attempt)
+        if series is not None:
+            named = dict.fromkeys(name for name, _ in [*series.meta, *series.chunks.values()])
+            self._emit(Dropped(attempt, tuple(name for name in named if name not in self._places)))
 
     # -- telling peers --------------------------------------------------------------------------------------
 

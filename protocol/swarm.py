@@ -69,7 +69,9 @@ class Swarm:
         self.gossip = Gossip(settings.ca_key)
         self._effects: list[Effect] = []
         self.fetch = Fetch(self.gossip, self.links, self._effects.append, has, self.node, settings.site, rng)
-        self._spread = Spread(self.gossip, self.links, self._effects.append, self._learned, self.follows)
+        self._spread = Spread(
+            self.gossip, self.links, self._effects.append, self._learned, self.fetch.outdated, self.follows
+        )
         self._dialer = Dialer(settings.seeds, rng)
         self._topology = Topology(self.gossip, self.node)
         self._dialled: dict[int, str] = {}

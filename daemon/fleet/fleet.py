@@ -9,7 +9,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -19,6 +19,7 @@ from ...protocol.effects import (
     Dial,
     Dropped,
     Effect,
+    Forget,
     Hangup,
     HeadMoved,
     IndexHere,
@@ -38,7 +39,7 @@ from ...protocol.seal import open_blob
 from ...protocol.swarm import Settings, Swarm
 from ...storage.catalog import Catalog
 from ...storage.chunks import ChunkStore
-from ...storage.errors import StorageError
+from ...storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from ..config import Config
 from ..units import parse_address
 from . import tls
@@ -100,6 +101,7 @@ class Fleet:
         self._traffic = Traffic(store, config.limits, config.storage.memory_limit, self._lanes)
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self._to_persist: list[tuple[ObjectKind, bytes, bytes]] = []
+        self._to_forget: list[bytes] = []
         self._persist = asyncio.Event()
         self._wake = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
@@ -122,6 +124,8 @@ class Fleet:
                     self._tasks.create_task(accepting.run())
                 yield
         finally:
+            if self._record_due is not None:
+                self._record_due.cancel()
             for peer in list(self.peers.values()):
                 peer.close()
             self._traffic.close()
@@ -134,7 +138,10 @@ class Fleet:
                 self.swarm.publish(kind, data, self._now())
             except ProtocolError as error:
                 _log.warning("catalog holds an object that does not verify", kind=kind.name, reason=str(error))
-        self._catalog.forget(name for _, name, _ in held if self.swarm.gossip.get(name) is None)
+        self._catalog.forget([name for _, name, _ in held if self.swarm.gossip.get(name) is None])
+        for effect in self.swarm.effects():
+            if not isinstance(effect, Persist | Forget):
+                self._do(effect)
         self._say_record()
 
     # -- what this host tells the fleet ---------------------------------------------------------------------
@@ -169,9 +176,33 @@ class Fleet:
         self.swarm.fetch.rescan(stream, self._now())
         self._carry_out()
 
+    def restore(self, stream: str, names: frozenset[bytes]) -> bool:
+        """Chunks of these names left the store: fetch again what was whole with them. Whether anything was."""
+        fetch = self.swarm.fetch
+        hit = [
+            series.attempt
+            for series in fetch.stock.series.values()
+            if series.stream == stream
+            and series.complete()
+            and any(name in names for name, _ in (*series.meta, *series.chunks.values()))
+        ]
+        if hit:
+            fetch.routing.restore(stream, hit)
+            self.rescan(stream)
+        return bool(hit)
+
+    def hold_off(self, wait_s: float) -> None:
+        """Ask for no chunk for so long: there is no room for it."""
+        self.swarm.fetch.hold_off(self._now() + wait_s)
+
     def forget_chunks(self, attempt: bytes) -> None:
         """The chunks of a transition were deleted here."""
         self.swarm.fetch.deleted(attempt)
+
+    def give_up(self, attempt: bytes) -> None:
+        """An attempt made here came to nothing: its chunks go."""
+        self.swarm.fetch.give_up(attempt)
+        self._carry_out()
 
     def set_head(self, head: Head) -> None:
         """Say in this node's record which version it has committed; in a large fleet not at once, nor each time."""
@@ -215,20 +246,30 @@ class Fleet:
             case Hangup(number, reason):
                 if number in self.peers:
                     _log.debug("hang up", peer=number, reason=reason)
-                    self._tasks.create_task(self._close_soon(self.peers[number]))
+                    self._spawn(self._close_soon(self.peers[number]))
             case Dial(address):
-                self._tasks.create_task(self._dial(address))
+                self._spawn(self._dial(address))
             case Persist(kind, name, data):
                 self._to_persist.append((kind, name, data))
+                self._persist.set()
+            case Forget(digests):
+                self._to_forget += digests
                 self._persist.set()
             case SiteFound(site):
                 self._record.site = site
                 self._say_record()
             case IndexHere(attempt):
-                self._tasks.create_task(self._open_index(attempt))
+                self._spawn(self._open_index(attempt))
                 self._local(effect)
             case _:
                 self._local(effect)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Run a task of the fleet; nothing new is begun once the fleet is stopping."""
+        try:
+            self._tasks.create_task(work)
+        except RuntimeError:
+            work.close()
 
     async def _tick(self) -> None:
         while True:
@@ -243,9 +284,13 @@ class Fleet:
         while True:
             await self._persist.wait()
             self._persist.clear()
-            batch, self._to_persist = self._to_persist, []
+            new, self._to_persist = self._to_persist, []
+            old, self._to_forget = self._to_forget, []
             try:
-                await asyncio.to_thread(self._catalog.put_objects, batch)
+                if new:
+                    await asyncio.to_thread(self._catalog.put_objects, new)
+                if old:
+                    await asyncio.to_thread(self._catalog.forget, old)
             except StorageError as error:
                 # What is not kept is gossiped again after a restart; the node goes on with what it knows.
                 _log.error("catalog not written", reason=str(error))
@@ -259,7 +304,11 @@ class Fleet:
                 pieces = [await asyncio.to_thread(self._store.get, name) for name, _ in part.index.chunks]
                 data = await asyncio.to_thread(open_blob, part.index, pieces)
                 self.swarm.fetch.index_known(attempt, number, data, self._now())
-            except (StorageError, ProtocolError) as error:
+            except (ChunkMissingError, ChunkCorruptError) as error:
+                _log.warning("index is not in the store any more", stream=series.stream, reason=str(error))
+                self.rescan(series.stream)
+                return
+            except (StorageError, ProtocolError, OSError) as error:
                 _log.error("index does not open", stream=series.stream, reason=str(error))
                 return
         self._carry_out()
@@ -267,11 +316,11 @@ class Fleet:
     # -- control connections --------------------------------------------------------------------------------
 
     async def _dial(self, address: str) -> None:
-        host, port = parse_address(address)
         try:
+            host, port = parse_address(address)
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(host, port, ssl=self._client_tls)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # a gossiped address may be anything (UnicodeError too)
             _log.debug("dial failed", address=address, reason=str(error) or type(error).__name__)
             self.swarm.dial_failed(address, self._now())
             self._carry_out()
@@ -289,8 +338,15 @@ class Fleet:
                 writer.transport.abort()
 
     async def _run_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None) -> None:
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        key = tls.peer_node_key(writer.get_extra_info("ssl_object"))
+        try:
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            key = tls.peer_node_key(writer.get_extra_info("ssl_object"))
+        except (OSError, ValueError) as error:  # gone again, or no node's certificate
+            _log.debug("connection given up", address=address, reason=str(error))
+            writer.transport.abort()
+            if address is not None:
+                self.swarm.dial_failed(address, self._now())
+            return
         peer = Peer(self, reader, writer, address)
         peer.number = self.swarm.link_up(key, address, self._now())
         self.peers[peer.number] = peer
@@ -331,7 +387,7 @@ class Fleet:
         """Dial a lane that the peer offers. Raises ProtocolError when it has no business to."""
         if peer.address is None or not self._greeted(peer):
             raise ProtocolError("a lane was offered by the side that dialled, or before hello")
-        self._tasks.create_task(self._desk.dial(peer, offer))
+        self._spawn(self._desk.dial(peer, offer))
 
     def _lane(self, peer: Peer, codec: LaneCodec) -> Lane:
         return Lane(
@@ -359,7 +415,7 @@ class Fleet:
     def chunk_came(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""
         self._traffic.came(len(body))
-        self._tasks.create_task(self._keep(peer, lane, name, body))
+        self._spawn(self._keep(peer, lane, name, body))
 
     async def _keep(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         kept = await self._traffic.keep(name, body)

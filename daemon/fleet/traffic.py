@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from ...storage.chunks import ChunkStore
-from ...storage.errors import ChunkCorruptError, ChunkMissingError, NoSpaceError
+from ...storage.errors import ChunkCorruptError, StorageError
 from ..config import Limits
 from .lane import Lane
 from .pacing import Pacer
@@ -52,7 +52,7 @@ class Traffic:
         """Sealed bytes of a chunk once the upload limit lets it go; None when it is gone."""
         try:
             sealed = await asyncio.get_running_loop().run_in_executor(self._threads, self._store.get, name)
-        except (ChunkMissingError, ChunkCorruptError, OSError) as error:
+        except (StorageError, OSError) as error:
             _log.warning("chunk cannot be served", reason=str(error))
             return None
         wait_s = self._upload.book(len(sealed), time.monotonic())
@@ -78,7 +78,7 @@ class Traffic:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._store.put, name, body)
         except ChunkCorruptError:
             return Kept.DAMAGED
-        except (NoSpaceError, OSError) as error:
+        except (StorageError, OSError) as error:
             _log.error("chunk not stored", reason=str(error))
             return Kept.NO_ROOM
         finally:
