@@ -31,7 +31,17 @@ from .files import Files, exists, make_folders, remove_file, remove_tree
 from .journal import read_journal
 from .mapped import MappedFiles
 from .rebuild import renew_inodes, restore, undo
-from .state import FRESH_NAME, JOURNAL_NAME, Phase, SlotState, read_layout, read_state, write_layout, write_state
+from .state import (
+    FRESH_NAME,
+    JOURNAL_NAME,
+    STATE_NAME,
+    Phase,
+    SlotState,
+    read_layout,
+    read_state,
+    write_layout,
+    write_state,
+)
 
 _BUILDING: Final = ".building"
 _BESIDE: Final = ".building-beside"
@@ -124,7 +134,10 @@ class Directories:
         except SlotStateError:
             self._to_trash(path)
             return None
-        return Directory(state, state.boot != self.boot, self._mapped(path, layout))
+        found = Directory(state, state.boot != self.boot, self._mapped(path, layout))
+        if not path.name.startswith(_BUILDING) and path != self._named(found):
+            raise HomeError(f"{path} holds version {state.version}: rename it back to {self._named(found).name}")
+        return found
 
     # looking
 
@@ -136,6 +149,10 @@ class Directories:
         """Directories with the bytes of a manifest, committed ones first."""
         found = [each for each in self.all if manifest and each.state.manifest == manifest and each.is_whole]
         return sorted(found, key=lambda each: each.state.phase)
+
+    def vanished(self) -> list[Directory]:
+        """Directories that are no longer there: somebody removed them, or mounted something over them."""
+        return [each for each in self.all if not exists(self._files, each.path / STATE_NAME)]
 
     # changing
 
@@ -220,7 +237,8 @@ class Directories:
 
     def drop(self, found: Directory) -> None:
         """Take a directory away; its space is free after `empty_trash`."""
-        self._to_trash(found.path, found.mapped)
+        if exists(self._files, found.path):
+            self._to_trash(found.path, found.mapped)
         self.all.remove(found)
 
     def empty_trash(self) -> None:
@@ -243,13 +261,16 @@ class Directories:
 
     def _name(self, found: Directory) -> None:
         """Give a directory the name that its state asks for; one of the same name makes way."""
-        path = self.root / f"{_TWIN if found.state.phase is Phase.TWIN else 'v'}{found.state.version}"
+        path = self._named(found)
         for other in [each for each in self.all if each.path == path and each is not found]:
             self.drop(other)
         if found.path != path:
             self._rename(found, path)
         if found not in self.all:
             self.all.append(found)
+
+    def _named(self, found: Directory) -> Path:
+        return self.root / f"{_TWIN if found.state.phase is Phase.TWIN else 'v'}{found.state.version}"
 
     def _rename(self, found: Directory, path: Path) -> None:
         self._files.rename(found.path, path)

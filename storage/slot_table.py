@@ -17,7 +17,7 @@ from ..protocol.layout import Layout
 from .catalog import Catalog, Mark
 from .directories import Directories, Directory
 from .errors import SlotGoneError, SlotsBusyError, StorageError, VerifyStoppedError
-from .files import Files
+from .files import Files, make_folders
 from .leases import Held, LeaseBook
 from .mapped import MappedFiles
 from .state import Phase
@@ -232,6 +232,16 @@ class SlotTable:
                 raise SlotsBusyError(f"{found.path} is being read: wait for its leases to end")
             self._drop(found)
         self._directories.empty_trash()
+
+    def forget_vanished(self) -> list[Slot]:
+        """Forget slots whose directories are gone, e.g. because a tmpfs was mounted again. Returns them."""
+        with self._lock:
+            gone = self._directories.vanished()
+            for each in gone:
+                self._drop(each)
+            if gone:
+                make_folders(self._files, self.directory)
+            return [shown(each) for each in gone]
 
     def _restate(self, slot: Slot, **changes: object) -> Slot:
         with self._lock:

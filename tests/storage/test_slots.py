@@ -1,5 +1,6 @@
 """Alternating slots: what a node has is always exactly one of the trainer's versions."""
 
+import shutil
 import threading
 
 import msgspec
@@ -546,3 +547,24 @@ def test_a_base_that_differs_is_refused_by_name(stream, tmp_path):
     (base / "config.json").unlink()
     with pytest.raises(BaseDiffersError, match=r"config\.json"):
         verify_base(base, source.layout, digests, manifest_of(1))
+
+
+def test_a_renamed_slot_is_said_and_left_alone(stream):
+    slot = stream.commit(None, 1)
+    slot.path.rename(slot.path.with_name("v7"))
+    with pytest.raises(HomeError, match="rename it back to v1"):
+        stream.reopen()
+    assert read_tree(slot.path.with_name("v7")) == stream.trees[1]
+
+
+def test_slots_that_vanish_under_a_running_daemon_are_forgotten_and_made_again(stream):
+    stream.commit(None, 1)
+    stream.commit(1, 2)
+    lease = stream.slots.lease(None, 60, 0)
+    assert stream.slots.forget_vanished() == []
+    shutil.rmtree(stream.slots.directory)
+    assert [slot.version for slot in stream.slots.forget_vanished()] == [1, 2]
+    assert stream.slots.current() is None
+    with pytest.raises(LeaseGoneError):
+        stream.slots.release(lease.id)
+    assert stream.holds(stream.commit(None, 3), 3)
