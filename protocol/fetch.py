@@ -199,7 +199,7 @@ class Fetch:
         """Close the request for a chunk that came; an `intact` one is in the store by now (call `stored` next).
 
         A chunk damaged on a lane is asked again over TLS and blames nobody: the path may have done it. Damaged
-        there too, it counts against the peer.
+        there too, it counts against the peer, which is not asked for that chunk again.
         """
         number = link.by_name.get(name)
         if number is None:
@@ -209,6 +209,8 @@ class Fetch:
         if not intact:
             if secure:
                 link.strike(now_s)
+                if flight is not None:
+                    link.remember(flight.attempt).remove(flight.ordinal)  # it has other bytes under that name
             else:
                 link.damaged.add(name)
         elif flight is not None and not self.stock.is_missing(name):
@@ -231,6 +233,7 @@ class Fetch:
         if reject.reason is Reason.MISSING:
             link.remember(flight.attempt).remove(flight.ordinal)
         else:
+            link.remember(flight.attempt).add(flight.ordinal)  # it may have been late, and taken for a false offer
             link.defer(flight.attempt, flight.ordinal)
         self.request(now_s)
 
@@ -264,6 +267,8 @@ class Fetch:
                 if not flight.late and flight.deadline_s <= now_s:
                     flight.late = True
                     link.strike(now_s)
+                    # The request stands, the offer does not: others may go elsewhere for what it only claims to have.
+                    link.remember(flight.attempt).remove(flight.ordinal)
                     self._unask(flight)
                 elif flight.deadline_s + SILENCE_S <= now_s:
                     self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))
