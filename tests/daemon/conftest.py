@@ -10,7 +10,7 @@ import pytest
 from local_fleet import LocalFleet
 from support.checkpoints import files_of
 
-WAIT_S = 60
+WAIT_S = 120
 
 
 class Fleet(LocalFleet):
@@ -54,9 +54,9 @@ def fleet_of(request, rollouts):
         shutil.rmtree(root, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fleet(request):
-    """A head and a rollout node in each of two sites, shared by the tests of a module."""
+    """A head and a rollout node in each of two sites, shared by all tests that leave it running."""
     with fleet_of(request, {"east": "us-east/a", "west": "eu-west/b"}) as shared:
         yield shared
 

@@ -14,6 +14,8 @@ from support.checkpoints import model, stepped, write
 
 from patchswarm.daemon.exits import Exit
 
+pytestmark = pytest.mark.timeout(300)  # a shared machine may be ten times slower than an idle one
+
 
 def refused(node, code, *arguments):
     """The one line on standard error of a command that must fail with `code`."""

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from support.checkpoints import files_of, model, stepped, write
 
+pytestmark = pytest.mark.timeout(300)  # a shared machine may be ten times slower than an idle one
+
 
 @pytest.fixture
 def random():

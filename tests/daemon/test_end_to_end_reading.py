@@ -12,6 +12,8 @@ from support.checkpoints import files_of, model, stepped, write
 
 from patchswarm.daemon.local.errors import UnknownVersionError
 
+pytestmark = pytest.mark.timeout(300)  # a shared machine may be ten times slower than an idle one
+
 
 class UnixConnection(http.client.HTTPConnection):
     """HTTP on a unix socket: what `curl --unix-socket` does."""

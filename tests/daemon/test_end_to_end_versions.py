@@ -8,6 +8,8 @@ from safetensors import safe_open
 from support.checkpoints import BITS, files_of, model, stepped, tensor, weights, write
 from trainer import Tensor, write_safetensors
 
+pytestmark = pytest.mark.timeout(300)  # a shared machine may be ten times slower than an idle one
+
 
 @pytest.fixture
 def random():
