@@ -1,0 +1,267 @@
+"""The gateway benchmark: tokens carry the time they were made; directly, through a plain proxy, through the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import uvloop
+from local_fleet import COMMAND, LocalFleet, clean_environment, free_port
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import save_file
+from targets import Target, exit_code, summary
+from token_engine import TokenEngine
+
+STREAM = "bench"
+ARMS = ("direct", "plain", "gateway")
+LIMIT = 1.5
+READY_S = 60.0
+_MADE = re.compile(rb'"made_ns":(\d+)')
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of every arm in every round."""
+
+    streams: int
+    rate: float
+    seconds: float
+    rounds: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per stream."""
+        return max(2, round(self.rate * self.seconds))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm under one kind of step: milliseconds from made to received, medians over the rounds."""
+
+    steps: str
+    arm: str
+    p50_ms: float
+    p99_ms: float
+    added_p50_ms: float
+    added_p99_ms: float
+    cpu_us: float
+    """Processor time of the proxy per token; 0 for none."""
+
+
+class Reader(asyncio.Protocol):
+    """One stream's client: notes how old each token is when it comes in."""
+
+    def __init__(self, request: bytes, ages_ns: list[int]) -> None:
+        self._request = request
+        self._ages_ns = ages_ns
+        self.ended = asyncio.get_running_loop().create_future()
+        self.tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own, which is none by name
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Note the ages of the tokens in it."""
+        now_ns = time.monotonic_ns()
+        self._ages_ns += [now_ns - int(made) for made in _MADE.findall(data)]
+        if b"[DONE]" in data:
+            self.tail = data
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell that it has ended."""
+        if not self.ended.done():
+            self.ended.set_result(exc)
+
+
+async def round_of(port: int, load: Load) -> tuple[list[int], bytes]:
+    """Every stream of one round through `port`: the ages of all tokens, and the end of one stream."""
+    body = json.dumps(
+        {
+            "model": "m",
+            "prompt": "x",
+            "stream": True,
+            "max_tokens": load.tokens,
+            "weight_version": {"min_version": 0},
+        }
+    ).encode()
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    loop = asyncio.get_running_loop()
+    ages_ns: list[int] = []
+    readers = []
+    for _ in range(load.streams):
+        _, reader = await loop.create_connection(lambda: Reader(request, ages_ns), "127.0.0.1", port)
+        readers.append(reader)
+    await asyncio.wait_for(asyncio.gather(*(reader.ended for reader in readers)), 60 + 4 * load.seconds)
+    expected = load.streams * load.tokens
+    if len(ages_ns) != expected:
+        raise SystemExit(f"error: {len(ages_ns)} tokens of {expected} came through port {port}")
+    return ages_ns, readers[0].tail
+
+
+async def measure(ports: dict[str, int], pids: dict[str, int], engine: TokenEngine, load: Load) -> list[Row]:
+    """Every arm in turn, round after round, so that what else the machine does falls on all alike."""
+    rows = []
+    for steps in ("together", "spread"):
+        engine.together = steps == "together"
+        quantiles: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
+        cpu_s = dict.fromkeys(ARMS, 0.0)
+        for number in range(load.rounds + 1):
+            for arm in ARMS:
+                before_s = cpu_of(pids[arm]) if arm in pids else 0.0
+                ages_ns, tail = await round_of(ports[arm], load)
+                if (b"weight_version_end" in tail) != (arm == "gateway"):
+                    raise SystemExit(f"error: {arm}: the end of a stream is not what it should be: {tail!r}")
+                if not number:
+                    continue  # warms connections and caches up
+                cpu_s[arm] += (cpu_of(pids[arm]) if arm in pids else 0.0) - before_s
+                p50, p99 = np.percentile(np.array(ages_ns), [50, 99]) / 1e6
+                quantiles[arm].append((float(p50), float(p99)))
+        tokens = load.streams * load.tokens * load.rounds
+        direct = [statistics.median(each[at] for each in quantiles["direct"]) for at in (0, 1)]
+        for arm in ARMS:
+            p50, p99 = (statistics.median(each[at] for each in quantiles[arm]) for at in (0, 1))
+            rows.append(Row(steps, arm, p50, p99, p50 - direct[0], p99 - direct[1], cpu_s[arm] / tokens * 1e6))
+    return rows
+
+
+def cpu_of(pid: int) -> float:
+    """Processor seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def targets_of(rows: list[Row]) -> list[Target]:
+    """What the gateway adds over what the plain proxy adds."""
+    found = {(row.steps, row.arm): row for row in rows}
+    return [
+        Target(
+            f"{quantile}, tokens {steps}: added by the gateway over added by the plain proxy",
+            getattr(found[steps, "gateway"], f"added_{quantile}_ms")
+            / max(1e-6, getattr(found[steps, "plain"], f"added_{quantile}_ms")),
+            LIMIT,
+            unit="x",
+        )
+        for steps in ("together", "spread")
+        for quantile in ("p50", "p99")
+    ]
+
+
+@contextmanager
+def running(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that ends with the context."""
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=clean_environment(),
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def first_line(process: subprocess.Popen[str], wanted: str) -> str:
+    """The first line of a process's output that holds `wanted`."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if wanted in line:
+            return line
+    raise SystemExit(f"error: {process.args!r} ended with {process.wait()} and never said {wanted!r}")
+
+
+async def bench(load: Load, root: Path) -> list[Row]:
+    """Start everything, measure, stop everything."""
+    with LocalFleet(root) as fleet:
+        head = await asyncio.to_thread(fleet.add_head)
+        checkpoint = root / "checkpoint"
+        checkpoint.mkdir()
+        save_file({"w": np.zeros(1024, np.float32)}, checkpoint / "model.safetensors")
+        await asyncio.to_thread(head.publish, checkpoint, STREAM)
+        engine = TokenEngine(load.rate, together=True)
+        server = await asyncio.get_running_loop().create_server(engine.connection, "127.0.0.1", 0, backlog=1024)
+        port: int = server.sockets[0].getsockname()[1]
+        url, listen = f"http://127.0.0.1:{port}", free_port()
+        clock = asyncio.create_task(engine.run())
+        arguments = ["--engine", "sglang", "--engine-url", url, "--stream", STREAM, "--listen", f"127.0.0.1:{listen}"]
+        with (
+            running(sys.executable, Path(__file__).parent / "plain_proxy.py", url) as plain,
+            running(COMMAND, "gateway", *arguments, "--home", head.home) as gateway,
+        ):
+            plain_port = int(await asyncio.to_thread(first_line, plain, ""))
+            await asyncio.wait_for(asyncio.to_thread(first_line, gateway, '"message":"moved"'), READY_S)
+            ports = {"direct": port, "plain": plain_port, "gateway": listen}
+            rows = await measure(ports, {"plain": plain.pid, "gateway": gateway.pid}, engine, load)
+        clock.cancel()
+        server.close()
+    return rows
+
+
+def show(rows: list[Row]) -> None:
+    """The table."""
+    table = Table("tokens", "way", "p50 ms", "p99 ms", "added p50", "added p99", "cpu µs/token", box=None)
+    for row in rows:
+        numbers = (row.p50_ms, row.p99_ms, row.added_p50_ms, row.added_p99_ms, row.cpu_us)
+        table.add_row(row.steps, row.arm, *(f"{number:.2f}" for number in numbers))
+    Console(width=100).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench_gateway", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--quick", action="store_true", help="one short round of each")
+    parser.add_argument("--streams", type=int, default=200, help="concurrent streams (default: 200)")
+    parser.add_argument("--rate", type=float, default=20.0, help="tokens per second of each (default: 20)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a round (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each way (default: 5)")
+    options = parser.parse_args()
+    if options.streams < 1 or options.rounds < 1 or options.rate <= 0 or options.seconds <= 0:
+        parser.error("--streams, --rate, --seconds and --rounds take numbers above 0")
+    load = Load(options.streams, options.rate, options.seconds, options.rounds)
+    if options.quick:
+        load = Load(load.streams, load.rate, 2.0, 1)
+    print(
+        f"{load.streams} streams of {load.rate:g} tokens/s, {load.rounds} rounds of {load.seconds:g} s, "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, uvloop; engine and clients share one process"
+    )
+    with tempfile.TemporaryDirectory(prefix="ps-gw-") as root:
+        rows = uvloop.run(bench(load, Path(root)))
+    show(rows)
+    targets = targets_of(rows)
+    if options.json:
+        document: dict[str, Any] = {
+            "load": asdict(load),
+            "rows": [asdict(row) for row in rows],
+            "targets": [{**asdict(target), "met": target.met} for target in targets],
+        }
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    print(summary(targets))
+    return exit_code(targets)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
