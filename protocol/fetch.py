@@ -101,8 +101,6 @@ class Fetch:
     def give_up(self, attempt: bytes) -> None:
         """Drop an attempt made here that came to nothing."""
         self.stock.drop(attempt)
-        self._plans.pop(attempt, None)
-        self._roster_due_s.pop(attempt, None)
 
     def outdated(self, body: Body) -> None:
         """Take that gossip has let go of a body: so far behind the head nobody needs its chunks."""
@@ -153,7 +151,8 @@ class Fetch:
         for number in list(link.flights):
             self._landed(link, number, now_s, arrived=False)
         for name in list(self._copies):
-            self.served(link.node, name)
+            while link.node in self._copies.get(name, ()):
+                self.served(link.node, name)
         self.request(now_s)
 
     def receive(self, link: Link, message: Message, now_s: float) -> None:
@@ -179,15 +178,13 @@ class Fetch:
                 raise AssertionError(message)
 
     def _heard(self, link: Link, have: Have, now_s: float) -> None:
-        known = link.remember(have.attempt)
-        before = ChunkSet(known.data, known.meta)
-        known.add_ranges(have.ranges)
+        new = link.remember(have.attempt, have.ranges)
         plans = self._plans.get(have.attempt)
         if plans is not None:
-            plans[0].heard(link.node, link.site, known.data & ~before.data, now_s)
-            plans[1].heard(link.node, link.site, known.meta & ~before.meta, now_s)
+            plans[0].heard(link.node, link.site, new.data, now_s)
+            plans[1].heard(link.node, link.site, new.meta, now_s)
         series = self.stock.series.get(have.attempt)
-        if series is not None and (known.data & series.missing_data() or known.meta & series.missing_meta()):
+        if series is not None and (new.data & series.missing_data() or new.meta & series.missing_meta()):
             self._request_from(link, self.routing.wanted_lists(), self.routing.wanted(), now_s)
 
     def expected(self, link: Link, name: bytes) -> int | None:
@@ -210,7 +207,7 @@ class Fetch:
             if secure:
                 link.strike(now_s)
                 if flight is not None:
-                    link.remember(flight.attempt).remove(flight.ordinal)  # it has other bytes under that name
+                    link.doubt(flight.attempt, flight.ordinal, now_s)  # it has other bytes under that name
             else:
                 link.damaged.add(name)
         elif flight is not None and not self.stock.is_missing(name):
@@ -231,9 +228,9 @@ class Fetch:
         if flight is None:
             return
         if reject.reason is Reason.MISSING:
-            link.remember(flight.attempt).remove(flight.ordinal)
+            link.doubt(flight.attempt, flight.ordinal, now_s)
         else:
-            link.remember(flight.attempt).add(flight.ordinal)  # it may have been late, and taken for a false offer
+            link.trust(flight.attempt, flight.ordinal)  # it may have been late, and taken for a false offer
             link.defer(flight.attempt, flight.ordinal)
         self.request(now_s)
 
@@ -268,14 +265,21 @@ class Fetch:
                     flight.late = True
                     link.strike(now_s)
                     # The request stands, the offer does not: others may go elsewhere for what it only claims to have.
-                    link.remember(flight.attempt).remove(flight.ordinal)
+                    link.doubt(flight.attempt, flight.ordinal, now_s)
                     self._unask(flight)
                 elif flight.deadline_s + SILENCE_S <= now_s:
                     self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))
                     break
+        for kept in (self._plans, self._roster_due_s):
+            for attempt in [attempt for attempt in kept if self._is_over(attempt)]:
+                del kept[attempt]
         for stream in self.routing.following:
             self.routing.plan(stream)
         self.request(now_s)
+
+    def _is_over(self, attempt: bytes) -> bool:
+        series = self.stock.series.get(attempt)
+        return series is None or series.complete()
 
     def due_s(self) -> float | None:
         """When `act` should be called next, or None."""

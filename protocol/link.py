@@ -17,6 +17,14 @@ RATE_MEMORY_S: Final = 10.0
 """How long the best delivery rate counts: as BBR's max filter, which outlives a pause but not a change of path."""
 
 FORGIVE_S: Final = 10.0
+DOUBT_S: Final = 10.0
+"""How long a peer is not asked again for chunks that it offered and did not bring."""
+
+MAX_DEADLINE_S: Final = 60.0
+"""However slow a peer was, or made itself look: what it has not brought by then may be asked for elsewhere."""
+
+MAX_HAVES_BYTES: Final = 4 * 1024 * 1024
+"""Bitmaps remembered of one peer's HAVEs: enough for 8000 series of 3000 chunks."""
 
 MAX_SERIES: Final = 4096
 """Series of which a peer's HAVE is remembered."""
@@ -55,6 +63,8 @@ class Link:
     haves: dict[bytes, ChunkSet] = field(default_factory=dict)
     unsaid: dict[bytes, ChunkSet] = field(default_factory=dict)  # HAVEs waiting to be sent together
     deferred: dict[bytes, ChunkSet] = field(default_factory=dict)  # rejected as busy: not asked before the next turn
+    doubted: dict[bytes, ChunkSet] = field(default_factory=dict)  # offered and not brought: not asked for a while
+    doubted_at_s: float = 0.0
     flights: dict[int, Flight] = field(default_factory=dict)
     by_name: dict[bytes, int] = field(default_factory=dict)
     inflight_bytes: int = 0
@@ -63,6 +73,7 @@ class Link:
     strikes: int = 0
     struck_at_s: float = 0.0
     received_bytes: int = 0
+    _haves_bytes: int = 0
 
     @property
     def site(self) -> str:
@@ -95,7 +106,7 @@ class Link:
         number = self.next_request
         self.next_request = (number + 1) & 0xFFFFFFFF
         self.inflight_bytes += size
-        deadline = now_s + max(MIN_DEADLINE_S, 4 * self.expected_s(self.inflight_bytes))
+        deadline = now_s + min(max(MIN_DEADLINE_S, 4 * self.expected_s(self.inflight_bytes)), MAX_DEADLINE_S)
         self.flights[number] = Flight(attempt, ordinal, name, size, now_s, deadline, self.received_bytes)
         self.by_name[name] = number
         return number
@@ -121,17 +132,36 @@ class Link:
         return flight
 
     def offers(self, attempt: bytes) -> ChunkSet | None:
-        """What the peer has said it has of one series."""
-        return self.haves.get(attempt)
+        """What the peer has said it has of one series, without what it failed to bring of late."""
+        offered, doubted = self.haves.get(attempt), self.doubted.get(attempt)
+        if offered is None or doubted is None:
+            return offered
+        return ChunkSet(offered.data & ~doubted.data, offered.meta & ~doubted.meta)
 
-    def remember(self, attempt: bytes) -> ChunkSet:
-        """The peer's set of one series, made when new; the oldest one is forgotten beyond MAX_SERIES."""
-        known = self.haves.get(attempt)
-        if known is None:
-            if len(self.haves) >= MAX_SERIES:
-                self.haves.pop(next(iter(self.haves)))
-            known = self.haves[attempt] = ChunkSet()
-        return known
+    def doubt(self, attempt: bytes, ordinal: int, now_s: float) -> None:
+        """Note that the peer did not bring what it had offered, whatever it goes on to say."""
+        if not self.doubted:
+            self.doubted_at_s = now_s
+        self.doubted.setdefault(attempt, ChunkSet()).add(ordinal)
+
+    def trust(self, attempt: bytes, ordinal: int) -> None:
+        """Take a doubt back."""
+        if attempt in self.doubted:
+            self.doubted[attempt].remove(ordinal)
+
+    def remember(self, attempt: bytes, ranges: tuple[tuple[int, int], ...]) -> ChunkSet:
+        """Take the ranges of a HAVE; returns what is new. The oldest series are forgotten beyond the limits.
+
+        Raises MessageError for ordinals that no series can have.
+        """
+        known = self.haves.pop(attempt, ChunkSet())
+        before = ChunkSet(known.data, known.meta)
+        known.add_ranges(ranges)
+        self._haves_bytes += known.size_bytes() - before.size_bytes()
+        self.haves[attempt] = known
+        while len(self.haves) > 1 and (len(self.haves) > MAX_SERIES or self._haves_bytes > MAX_HAVES_BYTES):
+            self._haves_bytes -= self.haves.pop(next(iter(self.haves))).size_bytes()
+        return ChunkSet(known.data & ~before.data, known.meta & ~before.meta)
 
     def strike(self, now_s: float) -> None:
         """Note that the peer was late, or sent damaged bytes: it is asked after the others for a while."""
@@ -139,7 +169,9 @@ class Link:
         self.struck_at_s = now_s
 
     def forgive(self, now_s: float) -> None:
-        """Take one strike back for every FORGIVE_S of good conduct."""
+        """Take one strike back for every FORGIVE_S of good conduct, and believe its offers again after DOUBT_S."""
+        if self.doubted and now_s - self.doubted_at_s > DOUBT_S:
+            self.doubted.clear()
         if self.strikes and now_s - self.struck_at_s > FORGIVE_S:
             self.strikes -= 1
             self.struck_at_s = now_s

@@ -49,6 +49,10 @@ class ChunkSet:
             return bool(self.meta >> (ordinal - META_ORDINAL) & 1)
         return bool(self.data >> ordinal & 1)
 
+    def size_bytes(self) -> int:
+        """Memory that the bitmaps take, about."""
+        return (self.data.bit_length() + self.meta.bit_length()) // 8
+
     def __bool__(self) -> bool:
         return bool(self.data or self.meta)
 

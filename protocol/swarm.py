@@ -152,7 +152,9 @@ class Swarm:
             case Ping():
                 self._effects.append(Send(number, Pong(message.stamp)))
             case Pong():
-                link.measured_rtt(max(now_s - message.stamp / 1e6, 1e-5))
+                rtt_s = now_s - message.stamp / 1e6
+                if 0 <= rtt_s <= SILENT_S:  # the stamp is the peer's word: no deadline may grow out of it
+                    link.measured_rtt(max(rtt_s, 1e-5))
             case Bye():
                 self._hangup(link, message.reason)
             case Summary() | Buckets() | Inventory() | Headers() | Pull() | Object():
@@ -178,6 +180,8 @@ class Swarm:
         if known is None or known.incarnation != record.incarnation:
             raise MessageError(f"node {short(link.node)} is known under a later incarnation")
         link.record = record
+        if link.number in self._dialled:
+            self._dialer.worked(self._dialled[link.number], link.node)
         rival = self._rival(link)
         if rival is not None:
             loser = rival if self._wins(link, rival) else link
@@ -185,8 +189,6 @@ class Swarm:
             self._hangup(loser, "another connection is used")
             if loser is link:
                 return
-        if link.number in self._dialled:
-            self._dialer.worked(self._dialled[link.number], link.node)
         self._ping(link, now_s)
         self._spread.greet(link)
         self.fetch.stock.greet(link)
