@@ -262,10 +262,7 @@ class Fetch:
             link.forgive(now_s)
             for flight in link.flights.values():
                 if not flight.late and flight.deadline_s <= now_s:
-                    flight.late = True
-                    link.strike(now_s)
-                    # The request stands, the offer does not: others may go elsewhere for what it only claims to have.
-                    link.doubt(flight.attempt, flight.ordinal, now_s)
+                    link.mark_late(flight, now_s)
                     self._unask(flight)
                 elif flight.deadline_s + SILENCE_S <= now_s:
                     self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))
@@ -332,7 +329,7 @@ class Fetch:
         near, far = ChunkSet(), ChunkSet()
         for link in self._links.values():
             offered = link.offers(series.attempt)
-            if offered is not None and (link.site == self.site or not plan.is_source(link)):
+            if offered is not None and not link.is_stuck and (link.site == self.site or not plan.is_source(link)):
                 side = near if link.site == self.site else far
                 side.data |= offered.data
                 side.meta |= offered.meta
@@ -371,7 +368,7 @@ class Fetch:
     def _ask(self, link: Link, series: Series, now_s: float, *, data: bool) -> None:
         """Ask `link` for chunks of one series as long as its window has room."""
         offered = link.offers(series.attempt)
-        if offered is None or link.room_bytes() <= 0:
+        if offered is None or link.is_stuck or link.room_bytes() <= 0:
             return
         deferred = link.deferred.get(series.attempt) or ChunkSet()
         if link.site != self.site and self._awaits_roster(series, now_s):

@@ -73,6 +73,7 @@ class Link:
     strikes: int = 0
     struck_at_s: float = 0.0
     received_bytes: int = 0
+    late_flights: int = 0
     _haves_bytes: int = 0
 
     @property
@@ -116,6 +117,18 @@ class Link:
         rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
         return rtt + 4 * self.rttvar_s + size / (self.goodput or 1e6)
 
+    def mark_late(self, flight: Flight, now_s: float) -> None:
+        """Note that the deadline of a request has passed. The request stands, the offer does not."""
+        flight.late = True
+        self.late_flights += 1
+        self.strike(now_s)
+        self.doubt(flight.attempt, flight.ordinal, now_s)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether everything that was asked of the peer is late: nothing else it offers is to be counted on."""
+        return 0 < self.late_flights == len(self.flights)
+
     def land(self, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         """Close a request, by its chunk or without it. Returns None when there is no such request."""
         flight = self.flights.pop(number, None)
@@ -124,6 +137,7 @@ class Link:
         if self.by_name.get(flight.name) == number:
             del self.by_name[flight.name]
         self.inflight_bytes -= flight.size
+        self.late_flights -= flight.late
         if arrived:
             self.received_bytes += flight.size
             rate = (self.received_bytes - flight.delivered_before) / max(now_s - flight.sent_at_s, 1e-4)
