@@ -115,8 +115,8 @@ def _compressor(method: int, level: int) -> Callable[[memoryview], bytes]:
     return zstandard.ZstdCompressor(compression_params=entropy_only).compress
 
 
-def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> bytes:
-    """Planes as bytes, each compressed by `method` where a sample says that it helps."""
+def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> list[bytes | memoryview]:
+    """Planes as parts of bytes to be joined, each compressed by `method` where a sample says that it helps."""
     out: list[bytes | memoryview] = []
     for plane in planes:
         middle = max(0, (plane.size - _PROBE) // 2)
@@ -135,7 +135,12 @@ def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> by
             out += [bytes((STORED,)), varint(plane.size), plane.data]
         else:
             out += [bytes((method,)), varint(len(body)), body]
-    return b"".join(out)
+    return out
+
+
+def total_size(parts: Sequence[bytes | memoryview]) -> int:
+    """Bytes of all parts together."""
+    return sum(len(part) for part in parts)
 
 
 def read_planes(payload: memoryview, count: int, size: int) -> list[NDArray[np.uint8]]:
@@ -200,10 +205,10 @@ def value_planes(new: NDArray[Any], kind: Kind, order: Order) -> list[NDArray[np
 
 def encode_dense(
     pieces: Sequence[SpanPiece], kind: Kind, options: CodecOptions
-) -> tuple[bytes, tuple[Segment, ...], int, int]:
-    """One dense record of whole pieces: its bytes, its segments, how many elements changed, the payload's size.
+) -> tuple[list[bytes | memoryview], tuple[Segment, ...], int, int]:
+    """One dense record of whole pieces: its parts, segments, changed elements and the size of its payload.
 
-    There are no segments when nothing changed.
+    The parts are to be joined; there are no segments when nothing changed.
     """
     order = order_of(kind)
     new = pieces[0].new if len(pieces) == 1 else np.concatenate([piece.new for piece in pieces])
@@ -212,7 +217,7 @@ def encode_dense(
     old = None if not olds else olds[0] if len(olds) == 1 else np.concatenate(olds)
     changed = new.size if old is None else int(np.count_nonzero(old != new))
     if changed == 0:
-        return b"", (), 0, 0
+        return [], (), 0, 0
     head = bytes((kind,)) + write_segments(segments, width_bytes(kind))
     check = check_of(new).to_bytes(4, "little")
     method, level = (LZ4, 0) if options.fast_dense else (ZSTD, options.zstd_level)
@@ -220,15 +225,15 @@ def encode_dense(
     best, _ = _cheapest(_window(old), _window(new), kind, method, level)
     if best == STEPS and old is not None:
         payload = write_planes(step_planes(old, new, order), method, level)
-        if len(payload) < raw_bytes:
-            body = bytes((STEPS,)) + head + check_of(old).to_bytes(4, "little") + check + payload
-            return body, segments, changed, len(payload)
+        if total_size(payload) < raw_bytes:
+            start = bytes((STEPS,)) + head + check_of(old).to_bytes(4, "little") + check
+            return [start, *payload], segments, changed, total_size(payload)
     if best == VALUES:
         payload = write_planes(value_planes(new, kind, order), method, level)
-        if len(payload) < raw_bytes:
-            return bytes((VALUES,)) + head + check + payload, segments, changed, len(payload)
+        if total_size(payload) < raw_bytes:
+            return [bytes((VALUES,)) + head + check, *payload], segments, changed, total_size(payload)
     data = pack_nibbles(new) if order.step_shift else new.view(np.uint8)
-    return bytes((RAW,)) + head + check + data.tobytes(), segments, changed, raw_bytes
+    return [bytes((RAW,)) + head + check, data.data], segments, changed, raw_bytes
 
 
 def decode_dense(record: Record, old: NDArray[Any]) -> NDArray[Any]:
@@ -285,8 +290,8 @@ def _cheapest(
         return RAW, 0
     order = order_of(kind)
     sizes = {RAW: new.nbytes >> (order.step_shift // 4)}
-    sizes[VALUES] = len(write_planes(value_planes(new, kind, order), method, level))
+    sizes[VALUES] = total_size(write_planes(value_planes(new, kind, order), method, level))
     if old is not None:
-        sizes[STEPS] = len(write_planes(step_planes(old, new, order), method, level))
+        sizes[STEPS] = total_size(write_planes(step_planes(old, new, order), method, level))
     best = min(sizes, key=lambda name: sizes[name])
     return best, sizes[best]

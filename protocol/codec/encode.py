@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..elements import BITS, Kind, width_bytes
 from .bands import SAMPLE_WINDOW, plan_cuts, sample_levels
-from .dense import choose_dense, encode_dense
+from .dense import choose_dense, encode_dense, total_size
 from .order import LEVELS, Order, order_of
 from .pieces import SMALL, SpanPiece, elements_of
 from .record import SPARSE, Segment, Table, check_of, varint, write_header, write_segments, write_table
@@ -55,7 +55,7 @@ class _Coded:
     """A finished record; that of a sparse one lacks its type and table number until it is put into a chunk."""
 
     table: int | None
-    body: bytes
+    body: Sequence[bytes | memoryview]  # parts to be joined
     elements: int
     changed: int
     raw_bytes: int
@@ -64,7 +64,7 @@ class _Coded:
     @property
     def size(self) -> int:
         """Bytes in a chunk, at most."""
-        return len(self.body) + 3
+        return total_size(self.body) + 3
 
 
 def encode_spans(spans: Sequence[Span], options: CodecOptions, max_size: int) -> list[EncodedChunk]:
@@ -102,11 +102,11 @@ def _pack(coded: Iterable[_Coded], tables: Sequence[bytes], max_size: int) -> li
         nonlocal size
         if not inside:
             return
-        parts = [write_header([tables[index] for index in used])]
+        parts: list[bytes | memoryview] = [write_header([tables[index] for index in used])]
         for record in inside:
             if record.table is not None:
                 parts += (bytes((SPARSE,)), varint(used.index(record.table)))
-            parts.append(record.body)
+            parts += record.body
         chunks.append(
             EncodedChunk(
                 b"".join(parts),
@@ -347,7 +347,7 @@ class _Group:
             return self._dense_parts(events.draft)
         if len(body) > self.room:
             return self._rescan(self._halves(events.draft), table_index)
-        return [_Coded(table_index, body, covered * 8 // BITS[self.kind], found, covered, size)]
+        return [_Coded(table_index, [body], covered * 8 // BITS[self.kind], found, covered, size)]
 
     def _rescan(self, drafts: Sequence[_Draft], table_index: int) -> list[_Coded]:
         """Scan and write with the tables already made; any event has a code in any table."""
@@ -375,7 +375,7 @@ class _Group:
         covered = sum(segment.size for segment in segments)
         if not segments:
             return []
-        if len(body) > min(self.room, covered + _OVERHEAD):
+        if total_size(body) > min(self.room, covered + _OVERHEAD):
             halves = self._halves(draft)
             if len(halves) > 1:
                 return [record for half in halves for record in self._dense(half)]

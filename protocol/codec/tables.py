@@ -86,7 +86,7 @@ def code_lengths(gaps: Any, steps: Any, symbols: Any, lengths: Any) -> Any:
         down_step += 1
     total = (total_gap >> down_gap) * (total_step >> down_step)
     least = max(total >> PRUNE_SHIFT, 1)
-    weights = np.empty(8193, np.int64)
+    weights: Any = np.empty(8193, np.int64)
     n = 0
     rest = total
     for i in range(gaps.size):
@@ -100,7 +100,7 @@ def code_lengths(gaps: Any, steps: Any, symbols: Any, lengths: Any) -> Any:
                         rest -= w
                         n += 1
     symbols[n] = ESCAPE
-    weights[n] = max(rest, 1)
+    weights[n] = max(rest, np.int64(1))
     n += 1
     _huffman(weights, n, lengths)
     return n

@@ -108,6 +108,7 @@ def train(rate: float, steps: int, seed: int = 0) -> Iterator[dict[str, np.ndarr
     directory = model_directory()
     assert directory is not None
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # the same sums, and so the same weights, wherever it runs
     weights = {
         name: torch.nn.Parameter(torch.from_numpy(value))
         for name, value in _load(directory / "model.safetensors").items()

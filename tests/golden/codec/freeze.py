@@ -33,10 +33,10 @@ def dense_chunk(kind: Kind, old: np.ndarray, new: np.ndarray, name: str) -> byte
     if name == "RAW":
         body = check + new.tobytes()
     elif name == "VALUES":
-        body = check + dense.write_planes(dense.value_planes(after, kind, order), record.ZSTD, 1)
+        body = check + b"".join(dense.write_planes(dense.value_planes(after, kind, order), record.ZSTD, 1))
     else:
         body = record.check_of(before).to_bytes(4, "little") + check
-        body += dense.write_planes(dense.step_planes(before, after, order), record.LZ4, 0)
+        body += b"".join(dense.write_planes(dense.step_planes(before, after, order), record.LZ4, 0))
     return record.write_header([]) + head + body
 
 
