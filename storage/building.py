@@ -42,6 +42,7 @@ class Building:
         self._files = files
         self._threads = threads
         self._idle = threading.Condition()
+        self._undoing = threading.Lock()
         self._applying = 0
         self._ended = False
         self._broken: str | None = None
@@ -72,7 +73,14 @@ class Building:
     def _apply_with_undo(
         self, mapped: MappedFiles, contents: bytes, ranges: list[tuple[int, int, int]]
     ) -> AppliedChunk:
-        """Apply to a private copy, keep the old bytes where they differ, then write: the slot has no twin."""
+        """Apply to a private copy, keep the old bytes where they differ, then write: the slot has no twin.
+
+        One chunk at a time: each may cover many times its own size, and memory is tight where there is one slot.
+        """
+        with self._undoing:
+            return self._apply_to_copy(mapped, contents, ranges)
+
+    def _apply_to_copy(self, mapped: MappedFiles, contents: bytes, ranges: list[tuple[int, int, int]]) -> AppliedChunk:
         copies = {each: np.array(mapped.region(*each)) for each in ranges}
         applied = apply_chunk(contents, _within(copies))
         self.journal.append(

@@ -7,12 +7,13 @@ inodes are never written again. The taint is kept with the lease until the slot 
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
 from .catalog import Catalog, LeaseRow
-from .errors import LeaseGoneError, UnknownLeaseError
+from .errors import LeaseGoneError, StorageError, UnknownLeaseError
 
 _REMEMBER_S: Final = 24 * 3600.0
 """How long an ended lease is answered with "gone" rather than "unknown"."""
@@ -111,7 +112,10 @@ class LeaseBook:
             if held.id == but:
                 continue
             state = LeaseState.VOIDED if held.state is LeaseState.HELD else held.state
-            self._keep(replace(held, state=state, on_slot=False))
+            gone = replace(held, state=state, on_slot=False)
+            self._leases[held.id] = gone
+            with suppress(StorageError):  # opening compares leases with slots, and comes to the same end
+                self._keep(gone)
 
     def orders(self) -> set[tuple[int, int]]:
         """(epoch, version) of every slot that leases refer to."""

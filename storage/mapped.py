@@ -19,7 +19,7 @@ from ..protocol.layout import Layout
 from .errors import SlotGoneError
 from .files import Files
 
-MAPPED_FILES: Final = 256
+MAPPED_FILES: Final = 128
 """Mappings that one slot keeps at most, each with a descriptor. One that is let go lives on while a view of it does."""
 
 MAPPED_BYTES: Final = 64 << 30

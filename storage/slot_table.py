@@ -101,10 +101,8 @@ class SlotTable:
         """
         with self._lock:
             self._directories.open()
-            newest = self._directories.newest()
             self._mark = self._catalog.mark(self.stream)
-            if newest and (self._mark is None or newest.order > (self._mark.epoch, self._mark.version)):
-                self._raise_mark(newest)
+            self._raise_mark_if_due()
             present = {each.order for each in self._directories.all if each.is_ready}
             for order in self._book.orders() - present:
                 self._book.slot_gone(*order)
@@ -262,6 +260,11 @@ class SlotTable:
             return True
         return found.order >= (self._mark.epoch, self._mark.version)
 
+    def _raise_mark_if_due(self) -> None:
+        newest = self._directories.newest()
+        if newest and (self._mark is None or newest.order > (self._mark.epoch, self._mark.version)):
+            self._raise_mark(newest)
+
     def _raise_mark(self, found: Directory) -> None:
         mark = Mark(*found.order, found.state.manifest)
         self._catalog.raise_mark(self.stream, *mark)
@@ -307,6 +310,7 @@ class SlotTable:
     def expire(self, now: float) -> None:
         """End the leases that ran out by `now`, and retire their slots: unlinked once not current, never rewritten."""
         with self._lock:
+            self._raise_mark_if_due()
             self._book.expire(now)
             self._collect()
         self._directories.empty_trash()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -213,7 +214,9 @@ class StreamSlots(SlotTable):
             if before:
                 self._book.move(self._exclusive, epoch, version, manifest)
                 self._book.slot_gone(*before)
-            self._raise_mark(found)
+            # The version is committed: a catalog that cannot be written now is written by the next `expire`.
+            with suppress(StorageError):
+                self._raise_mark(found)
             self._collect()
         self._directories.empty_trash()
         return shown(found)

@@ -568,3 +568,28 @@ def test_slots_that_vanish_under_a_running_daemon_are_forgotten_and_made_again(s
     with pytest.raises(LeaseGoneError):
         stream.slots.release(lease.id)
     assert stream.holds(stream.commit(None, 3), 3)
+
+
+class FullCatalog(Files):
+    full = False
+
+    def commit(self, database):
+        if self.full:
+            raise NoSpaceError("no space left to write the catalog: free some")
+        super().commit(database)
+
+
+def test_a_commit_stands_even_when_the_catalog_cannot_be_written_and_its_mark_follows(tmp_path):
+    files = FullCatalog()
+    stream = Stream(tmp_path, files=files)
+    stream.add(1, model(1))
+    building = stream.build(None, 1)
+    files.full = True
+    slot = building.commit(1, 1, manifest_of(1), "", proven=True)
+    assert stream.slots.current() == slot
+    assert stream.catalog.mark("qwen") is None
+    with pytest.raises(NoSpaceError):
+        stream.slots.expire(0)
+    files.full = False
+    stream.slots.expire(0)
+    assert stream.catalog.mark("qwen") == (1, 1, manifest_of(1))
