@@ -45,15 +45,19 @@ class Dialer:
         """Addresses to dial now.
 
         Of two nodes that can dial each other the one with the smaller id does so at once and the other waits a
-        little, so that they seldom meet in the middle.
+        little, so that they seldom meet in the middle. Of a node's addresses one is tried at a time.
         """
         known = {address: node for node in wanted if node in nodes for address in nodes[node].addresses}
         mine = nodes[me].addresses if me in nodes else ()
         candidates = dict.fromkeys(self._seeds if len(connected) < ENOUGH else (), b"") | known
+        for address in [address for address, attempt in self._tries.items() if not attempt.dialling]:
+            if address not in known and address not in self._seeds:
+                del self._tries[address]
+        dialling = {known.get(address) or attempt.node for address, attempt in self._tries.items() if attempt.dialling}
         due: list[str] = []
         for address, owner in candidates.items():
             node = owner or self._node_at(address)
-            if node in connected or address in mine:
+            if node in connected or (node and node in dialling) or address in mine:
                 continue
             attempt = self._tries.get(address)
             if attempt is None:
@@ -61,6 +65,7 @@ class Dialer:
                 attempt = self._tries[address] = _Try(next_s=now_s + wait_s)
             if not attempt.dialling and attempt.next_s <= now_s and len(due) < DIALS_PER_TURN:
                 attempt.dialling = True
+                dialling.add(node)
                 due.append(address)
         return due
 

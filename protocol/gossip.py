@@ -36,6 +36,9 @@ The rule uses content only, so that all nodes drop the same."""
 MAX_HEADERS: Final = 16 * WINDOW
 """Headers of one stream, whatever its publisher signs; as many again for manifests."""
 
+MAX_EARLY: Final = 4096
+"""Headers that came before their stream's record, so that one round of anti-entropy suffices in whatever order."""
+
 MAX_STREAMS: Final = 256
 MAX_NODES: Final = 20_000
 
@@ -69,6 +72,7 @@ class Gossip:
         self._heads: dict[str, bytes] = {}  # stream -> digest of the newest manifest whose body is here
         self._routes: dict[str, dict[bytes, Transition]] = {}
         self._dropped: list[tuple[bytes, Body | None]] = []
+        self._early: dict[bytes, tuple[str, int, bytes]] = {}  # digest -> stream, epoch, signed header: not verified
         self.streams: dict[str, StreamRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
         self.moves = 0
@@ -138,6 +142,12 @@ class Gossip:
                 if manifest is None or manifest.attempt == attempt:
                     return True
         return False
+
+    def take_early(self, record: StreamRecord) -> list[bytes]:
+        """Signed headers that waited for this record. Who sent them is forgotten: learn them, and blame nobody."""
+        of = record.stream, record.epoch
+        names = [name for name, (stream, epoch, _) in self._early.items() if (stream, epoch) == of]
+        return [self._early.pop(name)[2] for name in names]
 
     def take_dropped(self) -> list[tuple[bytes, Body | None]]:
         """(digest, body if it had one) of objects that newer ones replaced, since the last call."""
@@ -220,7 +230,9 @@ class Gossip:
         header = peek(data, Header)
         publisher = self._publishers.get((header.stream, header.epoch))
         if publisher is None:
-            return None  # its stream record is on the way; anti-entropy brings the header again
+            if len(self._early) < MAX_EARLY:
+                self._early[name] = (header.stream, header.epoch, data)
+            return None
         verify(data, Header, publisher)
         headers, newest = self._headers.setdefault(header.stream, {}), self._newest.setdefault(header.stream, {})
         most = 2 * MAX_HEADERS if header.subject is Subject.MANIFEST else MAX_HEADERS
@@ -275,9 +287,10 @@ class Gossip:
         for name in [name for name, header in headers.items() if not _kept(header, newest)]:
             header = headers.pop(name)
             self._remove(name)
-            self._announced.pop(header.digest, None)
-            if self._bodies.pop(header.digest, None) is not None:
-                self._drop_body(stream, header.digest)
+            if self._announced.get(header.digest) == header:
+                del self._announced[header.digest]
+                if self._bodies.pop(header.digest, None) is not None:
+                    self._drop_body(stream, header.digest)
 
     def _drop_body(self, stream: str, name: bytes) -> None:
         opening, manifest = self.openings.pop(name, None), self.manifests.pop(name, None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from .effects import Effect, Forget, Persist, Send
+from .errors import ProtocolError
 from .gossip import Body, Gossip, Learned
 from .link import Link
 from .manifest import Header, NodeRecord, StreamRecord
@@ -13,6 +15,9 @@ from .messages import Buckets, Headers, Inventory, Message, Object, ObjectKind, 
 from .signed import object_digest
 
 PULL_RETRY_S: Final = 2.0
+GIVE_BYTES: Final = 2 * 1024 * 1024
+"""Objects given to one peer per second: a newcomer to a large fleet is fed, not flooded. The rest it asks for again."""
+
 _INVENTORY_MAX: Final = 1800
 _PULL_MAX: Final = 1024
 
@@ -41,6 +46,7 @@ class Spread:
         self._follows = follows
         self._pulls: dict[bytes, tuple[int, float]] = {}  # body digest -> (link asked, when to ask another)
         self._waiting: dict[bytes, set[int]] = {}  # body digest -> links that asked before it was here
+        self._given: dict[int, int] = {}  # link -> bytes of objects given to it since the last tick
 
     def publish(self, kind: ObjectKind, data: bytes, now_s: float) -> None:
         """Take an object made on this node."""
@@ -74,6 +80,7 @@ class Spread:
 
     def tick(self, now_s: float) -> None:
         """Compare with everyone, and ask again for bodies that did not come. Call about once a second."""
+        self._given.clear()
         ready = [link for link in self._links.values() if link.record is not None]
         for link in ready:
             self.greet(link)
@@ -109,7 +116,10 @@ class Spread:
     def _give(self, link: Link, name: bytes) -> None:
         held = self.gossip.get(name)
         if held is not None:
-            self._send(link, Object(*held))
+            given = self._given.get(link.number, 0)
+            if given < GIVE_BYTES:
+                self._given[link.number] = given + len(held[1])
+                self._send(link, Object(*held))
         elif self.gossip.announced(name) is not None:
             self._waiting.setdefault(name, set()).add(link.number)
 
@@ -138,6 +148,10 @@ class Spread:
         self._pulls.pop(name, None)
         self._learned(new, name)
         self._forget()
+        if isinstance(new, StreamRecord):
+            for early in self.gossip.take_early(new):
+                with contextlib.suppress(ProtocolError):
+                    self._take(link, ObjectKind.HEADER, early, now_s)
 
     def _forget(self) -> None:
         """Let go of what the last object has made old."""
