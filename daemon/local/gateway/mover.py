@@ -75,12 +75,15 @@ class Mover:
         self._drain_s = drain_s
         self._watch_s = watch_s
         self._news = asyncio.Event()
+        self._suspicion = asyncio.Event()
+        self._busy = asyncio.Lock()
+        """Held while the engine is moved, or asked what it holds: the two must not see each other half done."""
         self._lost = ""
         self._paths: dict[str, str] = {}
         self._unproven: set[str] = set()
         self._retry_at_s = 0.0
         self._retry_s = RETRY_S
-        self._settle()
+        gate.block(self.engine_failure)
 
     def wake(self) -> None:
         """There is news of versions."""
@@ -91,14 +94,28 @@ class Mover:
 
     async def run(self) -> None:
         """Watch and move until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            tasks.create_task(self._drive())
+
+    async def _watch(self) -> None:
         while True:
             await self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._watch_s):
+                    await self._suspicion.wait()
+            self._suspicion.clear()
+
+    async def _drive(self) -> None:
+        while True:
+            if not self._gate.all_applied():
+                await self.look()  # it may have the weights already
             self._check_proofs()
             await self._step()
             await self._rest()
 
     async def _rest(self) -> None:
-        """Until there is news, somebody wants other weights, or it is time to look at the engine again."""
+        """Until there is news, somebody wants other weights, or it is time to try again."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self._news, self._gate.wanted)]
         try:
             await asyncio.wait(waits, timeout=self._watch_s, return_when=asyncio.FIRST_COMPLETED)
@@ -138,15 +155,19 @@ class Mover:
 
     async def look(self) -> None:
         """Ask the engine what it holds, and forget what it does not hold any more."""
-        try:
-            running = await self._engine.running()
-            self.engine_failure = ""
-            for follower in self.followers:
-                if not follower.target.adapter and self._engine.loads:
-                    await self._compare(follower, running)
-        except EngineError as error:
-            self.engine_failure = str(error)
-        self._settle()
+        async with self._busy:
+            before = self.engine_failure
+            try:
+                running = await self._engine.running()
+                self.engine_failure = ""
+                for follower in self.followers:
+                    if not follower.target.adapter and self._engine.loads:
+                        await self._compare(follower, running)
+            except EngineError as error:
+                self.engine_failure = str(error)
+            self._settle()
+            if before != self.engine_failure:
+                self._news.set()
 
     async def _compare(self, follower: Follower, running: Running) -> None:
         stream = follower.target.stream
@@ -187,7 +208,7 @@ class Mover:
         if self.machine.state not in MOVING:
             self.engine_failure = why
             self._settle()
-            self._news.set()
+            self._suspicion.set()
 
     def _applied(self, version: VersionInfo, path: str, *, proven: bool) -> None:
         """The engine has these weights: the label moves."""
@@ -215,6 +236,7 @@ class Mover:
         """Let requests in, or say why not."""
         why = self._lost or (self.engine_failure and f"the engine is not available: {self.engine_failure}")
         if why != self._gate.blocked:
+            _log.info("not serving" if why else "serving", **({"reason": why} if why else {}))
             self._gate.block(why)
 
     # -- moving ---------------------------------------------------------------------------------------------
@@ -235,32 +257,41 @@ class Mover:
             self.target = None
 
     async def _move(self, target: Target, version: VersionInfo) -> None:
-        after, before = _identity(version), self._gate.applied(version.stream)
-        began_s = time.monotonic()
         if target.adapter:
             drain = Drain.STREAM  # it is taken out before it is put in again: nothing may run on it
         else:
             drain = Drain.ALL if self._quiesce or not self._engine.pauses else Drain.BROKEN
-        cut = WeightVersionMovedError(f"the engine moves to version {version.version}; ask again")
+        began_s = time.monotonic()
         async with contextlib.AsyncExitStack() as holds:
             lease = await holds.enter_async_context(self._group.holding(version))
-            held_s = time.monotonic()
-            self.machine.take(Event.HELD)
-            async with self._gate.closed(version.stream, after.order, drain, drain_s=self._drain_s, cut=cut):
-                drained_s = time.monotonic()
-                load = Load(str(lease.path), after, before, target.adapter, idle=self._gate.active == 0)
-                await self._pause(idle=drain is Drain.ALL)
-                loads = await self._load(target, load, lease, holds)
-                self._lost = self._lost if target.adapter else ""
-                self._applied(version, load.path, proven=lease.proven)
-                await self._resume(version)
-                self._settle()
+            async with self._busy:
+                held_s = time.monotonic()
+                self.machine.take(Event.HELD)
+                cut = WeightVersionMovedError(f"the engine moves to version {version.version}; ask again")
+                order = (version.epoch, version.version)
+                async with self._gate.closed(version.stream, order, drain, drain_s=self._drain_s, cut=cut):
+                    drained_s = time.monotonic()
+                    loads = await self._swap(target, version, lease, holds, idle=drain is Drain.ALL)
         done_s = time.monotonic()
         report = MoveReport(
             version.stream, version.version, loads, held_s - began_s, drained_s - held_s, done_s - drained_s
         )
         self.moves = [*self.moves[-15:], report]
         _log.info("moved", stream=version.stream, version=version.version, paused_s=round(report.paused_s, 3))
+
+    async def _swap(
+        self, target: Target, version: VersionInfo, lease: AsyncLease, holds: contextlib.AsyncExitStack, *, idle: bool
+    ) -> int:
+        """Behind the closed gate: other weights for the engine, and their label; attempts that the load took."""
+        before = self._gate.applied(version.stream)
+        load = Load(str(lease.path), _identity(version), before, target.adapter, idle=self._gate.active == 0)
+        await self._pause(idle=idle)
+        loads = await self._load(target, load, lease, holds)
+        self._lost = self._lost if target.adapter else ""
+        self._applied(version, load.path, proven=lease.proven)
+        await self._resume(version)
+        self._settle()
+        return loads
 
     async def _pause(self, *, idle: bool) -> None:
         """Pause, or leave the engine as it was: it still has the weights that it had."""

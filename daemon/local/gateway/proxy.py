@@ -50,7 +50,7 @@ _HOP: Final = frozenset(
         "upgrade",
     }
 )
-_NOT_SENT: Final = _HOP | {"host", "content-length"}
+_NOT_SENT: Final = _HOP | {"host", "content-length", "expect"}
 _KEEP_ALIVE_S: Final = 4.0
 """Less than the 5 s after which uvicorn, under both engines, closes an idle connection: a request that meets the
 closing is one that failed for no reason."""
@@ -222,7 +222,12 @@ class Proxy:
 
     async def _answer(self, exchange: _Exchange, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         kind = upstream.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        stamped = exchange.versioned and upstream.status == 200 and exchange.start is not None
+        stamped = (
+            exchange.versioned
+            and upstream.status == 200
+            and exchange.start is not None
+            and "Content-Encoding" not in upstream.headers
+        )
         if stamped and kind == "application/json":
             body = stamp(await upstream.read(), lambda label: self._judge(exchange, label))
             return web.Response(status=200, body=body, headers=self._response_headers(exchange, upstream, ended=True))
