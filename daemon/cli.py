@@ -74,6 +74,7 @@ for _command in (
     weights.pull,
     weights.status,
     weights.versions,
+    weights.verify,
     weights.peers,
     gateway,
 ):

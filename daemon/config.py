@@ -82,6 +82,10 @@ class Storage(Section, frozen=True):
     slots: Annotated[Count, _doc("Checkpoints kept materialised per stream: 2 alternate, 1 where space is tight.")] = 2
     memory_limit: Annotated[Size, _doc("Most memory for chunks and patches in flight.")] = Size(512 * 1024 * 1024)
     retain_versions: Annotated[Count, _doc("Versions per stream whose chunks are kept for others to fetch.")] = 16
+    retain_bytes: Annotated[Size, _doc("Most bytes of such chunks per stream; 0 for no limit.")] = Size(0)
+    retain_age_s: Annotated[
+        Seconds, _doc("How long such chunks are kept since this daemon first had them, in seconds; 0 for no limit.")
+    ] = 0.0
     verify: Annotated[
         Literal["background", "full"],
         _doc("When the full digest table is checked: 'background' after commit, 'full' before it."),
@@ -89,10 +93,18 @@ class Storage(Section, frozen=True):
     verify_every_s: Annotated[Seconds, _doc("Each slot is checked in full again at least this often, in seconds.")] = (
         3600.0
     )
+    upkeep_share: Annotated[
+        float,
+        msgspec.Meta(gt=0, le=1),
+        _doc("Most of the time that goes into such checks, of slots and of chunks; urgent ones are not held back."),
+    ] = 0.1
     min_interval_s: Annotated[
-        Seconds,
-        _doc("Least time between two commits of one stream, in seconds; versions in between are skipped over."),
-    ] = 0.0
+        Seconds | Literal["auto"],
+        _doc(
+            "Least time between two commits of one stream, in seconds; versions in between are applied in one go. "
+            "'auto': none in RAM, on a disk what writing the model at 1 GB/s takes."
+        ),
+    ] = "auto"
 
 
 class Streams(Section, frozen=True):
@@ -117,6 +129,16 @@ class Stream(Section, frozen=True):
         Path | None,
         _doc("A checkpoint directory that is here already: saves the first transfer when its digests match."),
     ] = None
+    anchor_every: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=512),
+        _doc("On the head: every so many versions a skip is made from each base and from the last one; 0 for never."),
+    ] = 16
+    full_every: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=512),
+        _doc("On the head: every so many versions a full transition is made; 0 for only when the way in grew long."),
+    ] = 0
 
 
 class Local(Section, frozen=True):
@@ -308,8 +330,11 @@ def render(values: Mapping[str, Mapping[str, object]]) -> str:
             lines += [f"# {description}", text if key in given else f"# {text}"]
         if section == "streams":
             lines += ["", "# A table for one stream:", "# [stream.NAME]"]
-            for key, _, description in _keys(Stream):
-                lines += [f"# {description}", f'# {key} = "/models/…"']
+            for key, default, description in _keys(Stream):
+                lines += [
+                    f"# {description}",
+                    f"# {key} = {_toml(default or '/models/…') if key == 'base' else default}",
+                ]
     return "\n".join(lines) + "\n"
 
 

@@ -59,3 +59,9 @@ class NotRisingError(ConflictError):
     def __init__(self, message: str, newest: int) -> None:
         super().__init__(message)
         self.newest = newest
+
+
+class DamagedError(DaemonError):
+    """Bytes on this host are not the trainer's."""
+
+    exit = Exit.DAMAGED

@@ -20,6 +20,7 @@ class Exit(IntEnum):
     REFUSED = 8
     CONFLICT = 9
     TIMEOUT = 10
+    DAMAGED = 11
     INTERRUPTED = 130
 
 
@@ -35,6 +36,7 @@ MEANINGS: Final[dict[Exit, str]] = {
     Exit.REFUSED: "not allowed: token expired, used or foreign, or this node has not the right",
     Exit.CONFLICT: "a version that does not rise, or another publish under way",
     Exit.TIMEOUT: "what was waited for did not come in time",
+    Exit.DAMAGED: "a slot holds wrong blocks that are not mended yet",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -28,15 +29,27 @@ if TYPE_CHECKING:
     callback=options.addresses,
     help="Where others reach this node, when that is not the listen address; may be given again.",
 )
+@options.slot_dir
+@options.model_size
 @options.json
-def init(*, home: Home, site: str, listen: str, advertise: tuple[str, ...], as_json: bool) -> None:
+def init(
+    *,
+    home: Home,
+    site: str,
+    listen: str,
+    advertise: tuple[str, ...],
+    slot_dir: Path | None,
+    model_bytes: int,
+    as_json: bool,
+) -> None:
     """Make a new cluster and its head.
 
     The head enrols other nodes, and publishes.
     """
     from .fleet import identity
 
-    config = identity.init(home, site=site, listen=listen, advertise=advertise)
+    storage = _storage(home, slot_dir, model_bytes, more_slots=1)
+    config = identity.init(home, site=site, listen=listen, advertise=advertise, storage=storage)
     _introduce(home, identity.Identity.load(home).node_id, config, as_json=as_json)
 
 
@@ -58,8 +71,20 @@ def init(*, home: Home, site: str, listen: str, advertise: tuple[str, ...], as_j
     help="Where others reach this node; may be given again.  "
     "[default: the listen address, or for every interface the one that reaches the head]",
 )
+@options.slot_dir
+@options.model_size
 @options.json
-def join(*, token: str, home: Home, site: str, listen: str | None, advertise: tuple[str, ...], as_json: bool) -> None:
+def join(
+    *,
+    token: str,
+    home: Home,
+    site: str,
+    listen: str | None,
+    advertise: tuple[str, ...],
+    slot_dir: Path | None,
+    model_bytes: int,
+    as_json: bool,
+) -> None:
     """Enrol this host in a cluster.
 
     TOKEN is the line that 'patchswarm invite' printed on the head; '-' reads it from standard input.
@@ -70,8 +95,24 @@ def join(*, token: str, home: Home, site: str, listen: str | None, advertise: tu
 
     if token == "-":  # noqa: S105 -- the usual name of standard input
         token = sys.stdin.read(65536)
-    joined = asyncio.run(enrol.join(token, home, site=site, listen=listen, advertise=advertise))
+    storage = _storage(home, slot_dir, model_bytes, more_slots=0)
+    joined = asyncio.run(enrol.join(token, home, site=site, listen=listen, advertise=advertise, storage=storage))
     _introduce(home, joined.node_id, joined.config, as_json=as_json)
+
+
+def _storage(home: Home, slot_dir: Path | None, model_bytes: int, *, more_slots: int) -> dict[str, object]:
+    """The storage settings of a new home. Raises BadInputError when models of that size will not fit on this host."""
+    from .config import Storage
+
+    chosen = Storage() if slot_dir is None else Storage(slot_dir=slot_dir.absolute())
+    if model_bytes:
+        from ..storage.slot_dir import check_fit
+
+        slots = min(chosen.slots + more_slots, 4)
+        problems = check_fit(home.root / chosen.slot_dir, home.root, model_bytes, slots, chosen.memory_limit)
+        if problems:
+            raise BadInputError("; ".join(problems))
+    return {} if slot_dir is None else {"slot_dir": str(chosen.slot_dir)}
 
 
 def _introduce(home: Home, node_id: bytes, config: Config, *, as_json: bool) -> None:

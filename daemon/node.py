@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,20 +17,30 @@ from ..protocol.effects import Dropped, HeadMoved, IndexHere, RouteReady, Stream
 from ..protocol.ids import short
 from ..storage.catalog import Catalog
 from ..storage.chunks import ChunkStore
+from ..storage.errors import StorageError
+from ..storage.recovery import open_catalog
+from ..storage.scrub import ScrubReport, scrub_chunks
+from ..storage.slot_dir import Found, SlotDirectory, open_slot_dir
 from ..storage.slots import StreamSlots
-from .config import Config
+from ..storage.space import Space
+from .background import in_thread
+from .config import Config, Stream
+from .errors import HomeError
 from .fleet.enrol import Issuer
 from .fleet.fleet import Fleet, LocalEffect
 from .fleet.identity import Identity
 from .fleet.listener import bind
 from .home import Home
 from .local.api import LocalConfig, serve_local
+from .local.gateway.run import configured, keep_gateway
 from .making import Desk
 from .publisher import Publisher
 from .replica import Replica
-from .retention import delete_chunks, surplus
+from .retention import Retention
+from .room import Room
 from .service import NodeService
 from .units import parse_address
+from .upkeep import Upkeep
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -45,27 +56,66 @@ async def serve(root: Path, config: Config, identity: Identity) -> None:
         if listening is not None:
             stack.callback(listening.close)
         await asyncio.to_thread(warm_up)
-        catalog = Catalog(home.catalog)
-        stack.callback(catalog.close)
-        store = ChunkStore(home.chunks)
-        node = Node(config, identity, Issuer.of(home, identity, config), store, catalog)
+        try:
+            catalog, rebuilt = open_catalog(home.catalog, config.storage.slot_dir)
+            stack.callback(catalog.close)
+            slot_dir = open_slot_dir(config.storage.slot_dir, catalog)
+            store = ChunkStore(home.chunks)
+        except (StorageError, OSError) as error:
+            raise HomeError(str(error)) from None
+        if rebuilt is not None:
+            _log.error(
+                "the catalog was damaged and is made anew: what is missing in it comes from the other nodes",
+                reason=rebuilt.reason,
+                kept_as=str(rebuilt.kept_as),
+                objects=rebuilt.objects,
+                leases_lost=rebuilt.leases_lost,
+            )
+        _tell(slot_dir)
+        node = Node(config, identity, Issuer.of(home, identity, config), store, catalog, slot_dir, home.chunks)
         await node.run(listening)
+
+
+def _tell(slot_dir: SlotDirectory) -> None:
+    """Say what is unusual about the slot directory."""
+    match slot_dir.found:
+        case Found.EMPTIED:
+            _log.warning("slot_dir is empty, it was not before: versions are rebuilt", slot_dir=str(slot_dir.path))
+        case Found.MOVED:
+            _log.info("slot_dir was moved", slot_dir=str(slot_dir.path))
+        case _:
+            pass
 
 
 class Node:
     """One running daemon: the fleet on one side, this host on the other, a replica for each stream between them."""
 
-    def __init__(self, config: Config, identity: Identity, issuer: Issuer, store: ChunkStore, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        config: Config,
+        identity: Identity,
+        issuer: Issuer,
+        store: ChunkStore,
+        catalog: Catalog,
+        slot_dir: SlotDirectory,
+        chunks: Path,
+    ) -> None:
         self._config = config
         self._store = store
         self._catalog = catalog
         self._threads = os.cpu_count() or 1
         self._is_head = identity.publisher_key is not None
+        self._slot_dir = slot_dir
+        self._space = Space()
         self.replicas: dict[str, Replica] = {}
+        self.upkeeps: dict[str, Upkeep] = {}
+        self._unusable: set[str] = set()
         self.fleet = Fleet(identity, config, issuer, store, catalog, self._take)
         desk = Desk(self.fleet, store, catalog, CodecOptions(), config.storage.memory_limit, self._threads)
         self.publisher = Publisher(identity, desk, self.replica)
-        self.service = NodeService(self.fleet, self.replicas, self.publisher, config.streams.follows)
+        self._room = Room(self._space, chunks, self.fleet)
+        self._retention = Retention(self.fleet, store, config.storage, publisher=self._is_head)
+        self.service = NodeService(self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows)
         self._tasks = asyncio.TaskGroup()
 
     async def run(self, listening: socket.socket | None) -> None:
@@ -80,6 +130,10 @@ class Node:
         ):
             self._tasks.create_task(self._expiring())
             self._tasks.create_task(self._retaining())
+            self._tasks.create_task(self._scrubbing())
+            if self._config.gateway.listen:
+                gateway = configured(self._config.gateway, local.socket)
+                self._tasks.create_task(keep_gateway(gateway))
             _log.info("ready", node=short(self.fleet.node), site=self._config.node.site, socket=str(local.socket))
             await asyncio.Event().wait()
 
@@ -91,21 +145,29 @@ class Node:
         storage = self._config.storage
         # The head keeps one slot more: the one that skip and full transitions are made from.
         count = min(storage.slots + 1, 4) if self._is_head else storage.slots
-        slots = StreamSlots(storage.slot_dir / stream, stream, self._catalog, count=count, threads=self._threads)
+        slots = StreamSlots(
+            storage.slot_dir / stream, stream, self._catalog, count=count, threads=self._threads, space=self._space
+        )
         slots.open()
-        base = self._config.stream[stream].base if stream in self._config.stream else None
+        options = self._config.stream.get(stream, Stream())
+        pause_s = 0.0 if self._slot_dir.in_memory else None
         made = Replica(
             stream,
             slots,
             self.fleet,
             self._store,
-            base=base,
+            base=options.base,
             verify_first=storage.verify == "full",
+            min_interval_s=pause_s if storage.min_interval_s == "auto" else storage.min_interval_s,
             threads=self._threads,
         )
         self.replicas[stream] = made
+        upkeep = Upkeep(made, _nobody, every_s=storage.verify_every_s, share=storage.upkeep_share)
+        self.upkeeps[stream] = upkeep
         made.start()
         self._tasks.create_task(made.run())
+        self._tasks.create_task(upkeep.run())
+        self._tasks.create_task(self._tending(made))
         self.service.stream_appeared()
         return made
 
@@ -113,8 +175,8 @@ class Node:
         """Do what the fleet wants done on this host."""
         match effect:
             case StreamKnown(stream) | HeadMoved(stream):
-                if self._config.streams.follows(stream):
-                    self.replica(stream).head_moved()
+                if self._config.streams.follows(stream) and stream not in self._unusable:
+                    self._follow(stream)
             case RouteReady(stream, route):
                 if stream in self.replicas:
                     self.replicas[stream].route_ready(route)
@@ -128,31 +190,52 @@ class Node:
         for name in names:
             self._store.remove(name)
 
+    def _follow(self, stream: str) -> None:
+        try:
+            self.replica(stream).head_moved()
+        except StorageError as error:  # its folder in slot_dir is not ours, or of a later format: others go on
+            self._unusable.add(stream)
+            _log.error("stream cannot be followed", stream=stream, reason=str(error))
+
     async def _expiring(self) -> None:
+        """Each second: end leases that ran out, and see whether what is being fetched will fit."""
         while True:
             await asyncio.sleep(LEASE_CHECK_S)
             for replica in list(self.replicas.values()):
                 await replica.expire_leases()
+            if self._room.look(self.replicas) is None:
+                continue
+            for replica in list(self.replicas.values()):
+                await self._retention.shrink(replica)
+            short = self._room.look(self.replicas)
+            if short is not None:
+                for replica in self.replicas.values():
+                    replica.report(short)
 
     async def _retaining(self) -> None:
         while True:
             await asyncio.sleep(RETENTION_S)
-            for stream in list(self.replicas):
-                await self._retain(stream)
+            for replica in list(self.replicas.values()):
+                await self._retention.run(replica)
 
-    async def _retain(self, stream: str) -> None:
-        gossip = self.fleet.swarm.gossip
-        head = gossip.head_digest(stream)
-        if head is None:
-            return
-        known = gossip.routes(stream)
-        planned = self.fleet.view.planned(stream)
-        keep = self._config.storage.retain_versions
-        gone = surplus(known, head, keep, planned=planned, publisher=self._is_head)
-        gone = [each for each in gone if self.fleet.view.has_chunks(each)]
-        if gone:
-            kept = [each for each in known if each not in gone]
-            count = await asyncio.to_thread(delete_chunks, self._store, gone, kept)
-            for each in gone:
-                self.fleet.forget_chunks(each.attempt)
-            _log.info("old chunks deleted", stream=stream, transitions=len(gone), chunks=count)
+    async def _tending(self, replica: Replica) -> None:
+        """After each commit: delete what is over the limits."""
+        while True:
+            await replica.changes().wait()
+            await self._retention.run(replica)
+
+    async def _scrubbing(self) -> None:
+        """Hash every chunk again now and then; a damaged one is taken away, and fetched again where it is wanted."""
+        every_s = self._config.storage.verify_every_s
+        while True:
+            await asyncio.sleep(every_s)
+            report = ScrubReport()
+            await in_thread(partial(scrub_chunks, self._store, report=report), self._config.storage.upkeep_share)
+            if report.damaged_chunks:
+                _log.error("damaged chunks removed", chunks=[name.hex()[:12] for name in report.damaged_chunks[:8]])
+                for replica in self.replicas.values():
+                    replica.chunks_lost(report.damaged_chunks)
+
+
+async def _nobody(_stream: str, _manifest: bytes, _numbers: object) -> dict[int, bytes]:
+    return {}

@@ -32,6 +32,16 @@ def seconds(_ctx: click.Context, _parameter: click.Parameter, value: str) -> flo
         raise click.BadParameter(str(error)) from None
 
 
+def size(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int:
+    """Read a size option; 0 without one."""
+    from .units import Size
+
+    try:
+        return Size.parse(value) if value is not None else 0
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def _home_argument(_ctx: click.Context, _parameter: click.Parameter, value: str) -> Home:
     return Home.at(value)
 
@@ -63,6 +73,19 @@ socket = click.option(
     metavar="PATH",
     type=click.Path(path_type=Path),
     help="The daemon's socket, when it is not the home's.",
+)
+slot_dir = click.option(
+    "--slot-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of the checkpoints, in RAM (/dev/shm/…) for large models.  [default: 'slots' in the home]",
+)
+model_size = click.option(
+    "--model-size",
+    "model_bytes",
+    metavar="SIZE",
+    callback=size,
+    help="Size of the checkpoints to come, for example 500GB: says what will not fit on this host.",
 )
 json = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 stream = click.option("--stream", required=True, metavar="NAME", callback=_stream_argument, help="The stream.")

@@ -1,7 +1,8 @@
 """Replica: keeps one stream's slots at the version the fleet has, one route after the other.
 
 A route is handed over when all its chunks are in the store. It is applied to a spare slot, committed by rename,
-and then applied once more to the slot behind (a twin), so that the next step has one transition to apply.
+and then applied once more to the slot behind (a twin), so that the next step has one transition to apply. What
+lies in the slots is proven and mended by `upkeep`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from ..protocol.manifest import Head, Manifest, Transition
 from ..storage.base import BaseSource, verify_base
 from ..storage.building import Building
 from ..storage.chunks import ChunkStore
-from ..storage.errors import ChunkCorruptError, ChunkMissingError, SlotsBusyError, StorageError
+from ..storage.errors import (
+    ChunkCorruptError,
+    ChunkMissingError,
+    ProofFailedError,
+    SlotsBusyError,
+    StorageError,
+)
 from ..storage.rebuild import ByteSource
 from ..storage.slots import Slot, StreamSlots
 from .fleet.fleet import Fleet
@@ -35,6 +42,8 @@ _log: Final = structlog.get_logger(__name__)
 
 BUSY_RETRY_S: Final = 1.0
 FAILURE_RETRY_S: Final = 5.0
+DISK_BYTES_PER_S: Final = 1e9
+"""On a disk, steps are so far apart by default that the whole model could be written in between at this rate."""
 
 T = TypeVar("T")
 
@@ -48,7 +57,10 @@ class Failure:
 
 
 class Replica:
-    """One stream on this host. `run` is its task; the rest is called on the event loop."""
+    """One stream on this host. `run` is its task; the rest is called on the event loop.
+
+    `min_interval_s` is the least time between two commits; None: what a disk needs to write the model.
+    """
 
     def __init__(
         self,
@@ -59,6 +71,7 @@ class Replica:
         *,
         base: Path | None,
         verify_first: bool,
+        min_interval_s: float | None,
         threads: int,
     ) -> None:
         self.stream = stream
@@ -70,17 +83,25 @@ class Replica:
         self._fleet = fleet
         self._store = store
         self._verify_first = verify_first
+        self._min_interval_s = min_interval_s
+        self._rested_at_s = 0.0  # monotonic: when the next version may be built
         self._threads = threads
         self._base_path = base
         self._base: BaseSource | None = None
         self._bases_tried: set[bytes] = set()
         self._route: tuple[Transition, ...] | None = None
         self._behind: tuple[Transition, ...] = ()
+        self._contradicted: Transition | None = None  # the leg whose bytes did not fit what it was applied to
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._committed_at: dict[bytes, float] = {}
         self._watchers: dict[bytes, set[threading.Event]] = {}
+
+    @property
+    def threads(self) -> int:
+        """Threads that work on one version."""
+        return self._threads
 
     # -- looking --------------------------------------------------------------------------------------------
 
@@ -119,6 +140,39 @@ class Replica:
         if self._behind or self._route:
             self._wake.set()
 
+    def unchecked(self) -> Slot | None:
+        """The newest version that waits to be verified before it may be served: the machine was started anew."""
+        waiting = [slot for slot in self.slots.slots() if slot.suspect and not slot.twin and not slot.withdrawn]
+        return waiting[-1] if waiting and self.current() is None else None
+
+    def needed(self) -> frozenset[bytes]:
+        """Attempts whose chunks are about to be applied."""
+        return frozenset(leg.attempt for leg in (*(self._route or ()), *self._behind))
+
+    def checked(self) -> None:
+        """A slot was proven, mended or dropped: say what is held now, and go on with what waited for it."""
+        self._hold()
+        current = self.current()
+        if current is not None:
+            self._fleet.set_head(_head(current))
+        self._notify()
+        self._wake.set()
+
+    def lost(self) -> None:
+        """Bytes that were counted on are gone: plan and fetch anew."""
+        self._hold()
+        self._fleet.rescan(self.stream)
+        self._notify()
+
+    def chunks_lost(self, names: Sequence[bytes]) -> None:
+        """Damaged chunks were taken out of the store: fetch again what of them is wanted here."""
+        if self._fleet.restore(self.stream, frozenset(names)):
+            self.report(f"{len(names)} chunks in the store were damaged: removed, and fetched again where wanted")
+
+    def report(self, detail: str) -> None:
+        """Put what went wrong where the operator sees it."""
+        self.failure = Failure(time.time(), detail)
+
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
@@ -134,7 +188,7 @@ class Replica:
 
     def route_ready(self, route: tuple[Transition, ...]) -> None:
         """A way to the head is complete in the store."""
-        self._route = route
+        self._route = route or None  # an empty one: the head is held
         self._wake.set()
 
     def lists_here(self) -> None:
@@ -151,7 +205,8 @@ class Replica:
         return self._base_path is not None and self._base is None and not self.slots.slots()
 
     def _hold(self) -> None:
-        held = {slot.manifest for slot in self.slots.slots() if not slot.withdrawn and not slot.suspect}
+        # What waits for its verification after a reboot counts: steps from there are fetched meanwhile.
+        held = {slot.manifest for slot in self.slots.slots() if not slot.withdrawn}
         if self._base is not None:
             held.add(self._base.manifest)
         self._fleet.hold(self.stream, frozenset(held), lists_first=self._waits_for_base())
@@ -165,11 +220,24 @@ class Replica:
             self._wake.clear()
             await self._try(self._compare_base)
             await self._try(self._serve_base)
-            route, self._route = self._route, None
-            if route and not await self._try(partial(self._follow, route)) and self._route is None:
-                self._route = route
+            route = self._route
+            if route and self._may_follow(route):
+                self._route = None
+                if not await self._try(partial(self._follow, route)) and self._route is None:
+                    self._route = route
             if self._behind and self._route is None:
                 await self._try(self._make_twin)
+
+    def _may_follow(self, route: Sequence[Transition]) -> bool:
+        """Whether a route may be built now, or its time comes later."""
+        start = route[0].source
+        if start and self.slots.find(start) is None and any(s.manifest == start for s in self.slots.slots()):
+            return False  # its start is being verified or mended: `checked` wakes us
+        wait_s = self._rested_at_s - time.monotonic()
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._wake.set)  # by then the route may be longer: all of it in one go
+            return False
+        return True
 
     async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Do a piece of work. Returns False when it is to be tried again, which is then arranged."""
@@ -246,8 +314,8 @@ class Replica:
         self.rebuilding = manifest.version
         try:
             slot = await _finish(asyncio.to_thread(self._rebuild, route, manifest))
-        except BaseMismatchError:
-            await asyncio.to_thread(self._blame, route)
+        except (BaseMismatchError, ProofFailedError):
+            await self._blame(route[0].source)
             self._hold()
             raise
         finally:
@@ -262,6 +330,8 @@ class Replica:
         self._committed_at = {
             each.manifest: self._committed_at.get(each.manifest, time.time()) for each in self.slots.slots()
         }
+        pause_s = self._min_interval_s
+        self._rested_at_s = time.monotonic() + (slot.layout.size / DISK_BYTES_PER_S if pause_s is None else pause_s)
         self._hold()
         self._fleet.set_head(_head(slot))
         self._notify()
@@ -295,6 +365,7 @@ class Replica:
         try:
             with ThreadPoolExecutor(self._threads, thread_name_prefix="apply") as pool:
                 for leg in route:
+                    self._contradicted = leg
                     building.advance(read_layout(self._store, leg))
                     # Results are consumed as they come, so that the first failure stops the leg.
                     for _ in pool.map(lambda read: building.apply(read()), chunk_readers(self._store, leg)):
@@ -306,25 +377,37 @@ class Replica:
 
     def _prove(self, building: Building, leg: Transition) -> bool:
         if building.digests(self._threads) != read_digests(self._store, leg):
-            raise StorageError(f"{self.stream} version {leg.version} was rebuilt to other bytes than the trainer's")
+            raise ProofFailedError(
+                f"{self.stream} version {leg.version} was rebuilt to other bytes than the trainer's: not committed"
+            )
         return True
 
-    def _blame(self, route: Sequence[Transition]) -> None:
-        """A record contradicted its base: find out whether the base is damaged, or the transition is bad."""
-        source = self._source(route[0].source)
-        if isinstance(source, Slot):
-            digests = self._digests_of(source.manifest)
-            if digests is not None and self.slots.verify_slot(source, digests):
-                self._withdraw(source)
-                return
-        self._fleet.mark_bad(self.stream, route[0].attempt)
+    async def _blame(self, start: bytes) -> None:
+        """What was built from `start` contradicts the trainer: a slot is damaged, or the transition is bad."""
+        digests = await self.digests_of(start) if start else b""
+        if digests is None:
+            return  # nothing to judge by: it is tried again
+        if not await asyncio.to_thread(self._damage, start, digests) and self._contradicted is not None:
+            self._fleet.mark_bad(self.stream, self._contradicted.attempt)
 
-    def _digests_of(self, manifest: bytes) -> bytes | None:
+    def _damage(self, manifest: bytes, digests: bytes) -> bool:
+        """Whether any slot of a version is damaged; such a one is withdrawn. Its twin may be, on which was built."""
+        found = [slot for slot in self.slots.slots() if manifest and slot.manifest == manifest and not slot.withdrawn]
+        damaged = [slot for slot in found if self.slots.verify_slot(slot, digests)]
+        for slot in damaged:
+            self.withdraw(slot)
+        return bool(damaged)
+
+    async def digests_of(self, manifest: bytes) -> bytes | None:
+        """The digest table of a version, None when it is not in the store."""
         transition = self._fleet.view.transition_to(self.stream, manifest)
-        return None if transition is None else read_digests(self._store, transition)
+        try:
+            return None if transition is None else await asyncio.to_thread(read_digests, self._store, transition)
+        except (ChunkMissingError, ChunkCorruptError):
+            return None
 
     async def _make_twin(self) -> None:
-        """Bring the slot behind to the committed version, then prove the committed one in the background."""
+        """Bring the slot behind to the committed version."""
         route, self._behind = self._behind, ()
         current = self.current()
         if current is None or self.slots.count < 2 or current.manifest != route[-1].target:
@@ -333,34 +416,37 @@ class Replica:
             await _finish(asyncio.to_thread(self._twin, route, current))
         except SlotsBusyError:
             self._behind = route  # a leased slot is brought up to date when its reader lets go
-        if not current.proven:
-            await asyncio.to_thread(self._prove_current, current)
-            self._notify()
+        self._notify()
 
     def _twin(self, route: Sequence[Transition], current: Slot) -> None:
-        behind = self.slots.find(route[0].source) if route[0].source else None
-        building = self.slots.begin(current.layout, current) if behind is None else self._apply(route, behind)
+        building = self._advanced(route)
+        if building is None:
+            building = self.slots.begin(current.layout, current)
         try:
             building.commit_twin(current.epoch, current.version, current.manifest, current.label, proven=False)
         except BaseException:
             building.abort()
             raise
 
-    def _prove_current(self, slot: Slot) -> None:
-        digests = self._digests_of(slot.manifest)
-        if digests is None:
-            return
-        bad = self.slots.verify_slot(slot, digests, self._threads)
-        if not bad:
-            self.slots.mark_proven(slot)
-            return
-        self._withdraw(slot)
-        raise StorageError(f"{self.stream} version {slot.version} has {len(bad)} wrong blocks: withdrawn")
+    def _advanced(self, route: Sequence[Transition]) -> Building | None:
+        """The slot behind with the route applied; None when there is none, or it does not serve: then copy."""
+        behind = self.slots.find(route[0].source) if route[0].source else None
+        if behind is None:
+            return None
+        try:
+            return self._apply(route, behind)
+        except BaseMismatchError as error:
+            _log.warning("the slot behind is damaged", stream=self.stream, version=behind.version, reason=str(error))
+            self.slots.withdraw(behind)
+        except (ChunkMissingError, ChunkCorruptError) as error:
+            _log.info("the slot behind is copied", stream=self.stream, reason=str(error))
+        return None
 
-    def _withdraw(self, slot: Slot) -> None:
+    def withdraw(self, slot: Slot) -> Slot:
         """Stop serving a damaged slot, and cut its readers off. Called in a thread."""
-        self.slots.withdraw(slot)
+        withdrawn = self.slots.withdraw(slot)
         self._loop.call_soon_threadsafe(self._cut_off, slot.manifest)
+        return withdrawn
 
     def _cut_off(self, manifest: bytes) -> None:
         for event in self._watchers.get(manifest, ()):

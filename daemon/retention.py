@@ -1,12 +1,17 @@
 """Retention: which transitions' chunks stay on this host, and what is deleted.
 
-Kept are the transitions to the newest versions, whatever a planned route needs, and on the publisher one complete
-way in from nothing. A chunk goes when no kept transition names it.
+Kept are the transitions to the newest versions within the limits, whatever a planned route or the work under way
+needs, and on the publisher one complete way in from nothing and from each registered base. A chunk goes when no kept
+transition names it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from typing import Final
 
 import structlog
 
@@ -15,34 +20,49 @@ from ..protocol.errors import SealError
 from ..protocol.manifest import Route, Transition
 from ..storage.chunks import ChunkStore
 from ..storage.errors import StorageError
+from ..storage.retention import Kept, Limits
+from ..storage.retention import surplus as surplus_of
+from .config import Storage
+from .fleet.fleet import Fleet
+from .replica import Replica
 from .transition import chunk_names
 
-_log = structlog.get_logger(__name__)
+_log: Final = structlog.get_logger(__name__)
+
+
+def entry_routes(transitions: Iterable[Transition], head: bytes) -> set[bytes]:
+    """Attempts on the cheapest ways to `head` from nothing and from each base: the ways in that must stay complete."""
+    known = list(transitions)
+    starts = [frozenset[bytes](), *(frozenset((each.target,)) for each in known if each.kind is Route.BASE)]
+    routes = (plan_route(start, head, known, lambda each: sum(part.size for part in each.parts)) for start in starts)
+    return {leg.attempt for route in routes for leg in route or ()}
 
 
 def surplus(
     transitions: Iterable[Transition],
-    head: bytes,
-    keep_versions: int,
+    limits: Limits,
     *,
-    planned: frozenset[bytes],
-    publisher: bool,
+    pinned: AbstractSet[bytes],
+    since: dict[bytes, float],
+    now: float,
 ) -> list[Transition]:
-    """Transitions whose chunks need not be kept, oldest first. `planned` are attempts that a route needs.
+    """Transitions whose chunks need not be kept, oldest first. `pinned` are attempts that stay.
 
-    Lists-only records (BASE) stay: they are small, and say which bytes a base must have.
+    `limits.count` counts versions; `since` says when each attempt came (Unix seconds). Lists-only records (BASE)
+    stay: they are small, and say which bytes a base must have.
     """
-    known = sorted(transitions, key=lambda each: (each.epoch, each.version))
-    newest = sorted({(each.epoch, each.version) for each in known})[-keep_versions:]
-    kept = set(planned)
-    if publisher:
-        entry = plan_route(frozenset(), head, known, lambda each: sum(part.size for part in each.parts)) or ()
-        kept.update(each.attempt for each in entry)
-    return [
-        each
-        for each in known
-        if each.kind is not Route.BASE and each.attempt not in kept and (each.epoch, each.version) not in newest
+    known = {each.attempt: each for each in transitions if each.kind is not Route.BASE}
+    versions = sorted({(each.epoch, each.version) for each in known.values()})
+    newest = set(versions if limits.count is None else versions[len(versions) - min(limits.count, len(versions)) :])
+    old = [each for each in known.values() if (each.epoch, each.version) not in newest and each.attempt not in pinned]
+    rest = [
+        Kept(each.attempt, (each.epoch, each.version), sum(part.size for part in each.parts), since.get(attempt, now))
+        for attempt, each in known.items()
+        if each not in old
     ]
+    over = surplus_of(rest, Limits(None, limits.size_bytes, limits.age_s), pinned, now)
+    gone = [*old, *(known[each.key] for each in over)]
+    return sorted(gone, key=lambda each: (each.epoch, each.version))
 
 
 def delete_chunks(store: ChunkStore, gone: Iterable[Transition], kept: Iterable[Transition]) -> int:
@@ -60,3 +80,47 @@ def delete_chunks(store: ChunkStore, gone: Iterable[Transition], kept: Iterable[
     for name in doomed:
         store.remove(name)
     return len(doomed)
+
+
+class Retention:
+    """The retention of all streams on this host. Its methods are called on the event loop."""
+
+    def __init__(self, fleet: Fleet, store: ChunkStore, storage: Storage, *, publisher: bool) -> None:
+        self._fleet = fleet
+        self._store = store
+        self._publisher = publisher
+        self._limits = Limits(storage.retain_versions, storage.retain_bytes or None, storage.retain_age_s or None)
+        self._since: dict[str, dict[bytes, float]] = {}
+
+    async def run(self, replica: Replica) -> None:
+        """Delete what is over the limits in one stream."""
+        await self._delete(replica, self._limits)
+
+    async def shrink(self, replica: Replica) -> None:
+        """Delete everything that is not needed: the disk is full."""
+        await self._delete(replica, Limits(count=1, size_bytes=0))
+
+    async def _delete(self, replica: Replica, limits: Limits) -> None:
+        gossip, view, now = self._fleet.swarm.gossip, self._fleet.view, time.time()
+        stream = replica.stream
+        head = gossip.head_digest(stream)
+        if head is None:
+            return
+        known = gossip.routes(stream)
+        here = [each for each in known if view.has_chunks(each)]
+        before = self._since.get(stream, {})
+        since = self._since[stream] = {each.attempt: before.get(each.attempt, now) for each in here}
+        pinned = view.planned(stream) | replica.needed()
+        if self._publisher:
+            pinned |= entry_routes(known, head)
+        gone = surplus(here, limits, pinned=pinned, since=since, now=now)
+        if not gone:
+            return
+        # The lists of what the slots hold stay: they are what the slots are verified by.
+        held = {slot.manifest for slot in replica.slots.slots()}
+        kept = [each for each in known if each not in gone or each.target in held]
+        count = await asyncio.to_thread(delete_chunks, self._store, gone, kept)
+        for each in gone:
+            self._fleet.forget_chunks(each.attempt)
+        if count:
+            _log.info("old chunks deleted", stream=stream, transitions=len(gone), chunks=count)

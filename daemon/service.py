@@ -34,6 +34,7 @@ from .local.model import (
     PublishRequest,
     PublishResult,
     Readiness,
+    SlotCheck,
     StreamState,
     StreamStatus,
     VersionInfo,
@@ -41,6 +42,7 @@ from .local.model import (
 from .local.service import OpenVersion
 from .publisher import Publisher
 from .replica import Replica
+from .upkeep import Upkeep
 
 HTTP_LEASE_S: Final = 24 * 3600.0
 """An open reader's own lease: it ends with the reader, which `read_timeout_s` bounds."""
@@ -53,11 +55,13 @@ class NodeService:
         self,
         fleet: Fleet,
         replicas: dict[str, Replica],
+        upkeeps: dict[str, Upkeep],
         publisher: Publisher,
         follows: Callable[[str], bool],
     ) -> None:
         self._fleet = fleet
         self._replicas = replicas
+        self._upkeeps = upkeeps
         self._publisher = publisher
         self._follows = follows
         self._appeared = asyncio.Event()
@@ -100,6 +104,8 @@ class NodeService:
             return StreamState.PUBLISHING
         if replica.rebuilding is not None:
             return StreamState.REBUILDING
+        if replica.unchecked() is not None:
+            return StreamState.VERIFYING
         if head is None:
             return StreamState.WAITING if current is None else StreamState.CURRENT
         if current is not None and current.manifest == head.digest:
@@ -239,6 +245,23 @@ class NodeService:
         await asyncio.to_thread(replica.slots.release, lease)
         replica.slot_freed()
 
+    async def verify(self, stream: str, *, repair: bool) -> list[SlotCheck]:
+        """Hold every slot against its digest table."""
+        self._replica(stream)
+        return [
+            SlotCheck(
+                path=str(found.slot.path),
+                epoch=found.slot.epoch,
+                version=found.slot.version,
+                twin=found.slot.twin,
+                blocks=found.blocks,
+                bad=found.bad,
+                left=found.left,
+                problem=found.problem,
+            )
+            for found in await self._upkeeps[stream].check_all(mend=repair)
+        ]
+
     @asynccontextmanager
     async def open_version(self, stream: str, version: int | None) -> AsyncIterator[OpenVersion]:
         """Hold a version open for one reader."""
@@ -305,16 +328,18 @@ class NodeService:
 
     def ready(self) -> Readiness:
         """Whether this node serves current weights."""
-        reasons = [
-            f"stream {stream}: {status.state}, {status.lag} versions behind"
-            if status.current
-            else f"stream {stream}: nothing committed yet"
-            for stream in sorted(self._replicas)
-            if (status := self.status(stream)).state is not StreamState.CURRENT
-            and not status.publisher
-            and (status.current is None or status.lag > 0)
-        ]
+        reasons = [reason for stream in sorted(self._replicas) if (reason := self._unready(stream))]
         return Readiness(not reasons, reasons)
+
+    def _unready(self, stream: str) -> str | None:
+        status, unchecked = self.status(stream), self._replicas[stream].unchecked()
+        if unchecked is not None:
+            return f"stream {stream}: version {unchecked.version} is being verified after a reboot"
+        if status.state is StreamState.CURRENT or status.publisher:
+            return None
+        if status.current is None:
+            return f"stream {stream}: nothing committed yet"
+        return f"stream {stream}: {status.state}, {status.lag} versions behind" if status.lag > 0 else None
 
     def _replica(self, stream: str) -> Replica:
         replica = self._replicas.get(stream)

@@ -1,4 +1,4 @@
-"""Commands that talk to a running daemon: `publish`, `pull`, `status`, `versions` and `peers`."""
+"""Commands that talk to a running daemon: `publish`, `pull`, `status`, `versions`, `verify` and `peers`."""
 
 from __future__ import annotations
 
@@ -169,6 +169,41 @@ def pull(
         click.echo(pulled.version)
     else:
         click.echo(f"pulled {stream} version {pulled.version}, {format_size(pulled.size_bytes)}, into {out}")
+
+
+@click.command()
+@options.stream
+@click.option("--repair", is_flag=True, help="Wait until wrong blocks are mended; the daemon mends them in any case.")
+@options.json
+@options.home
+@options.socket
+def verify(*, stream: str, repair: bool, as_json: bool, home: Home, socket: Path | None) -> None:
+    """Hold every slot of a stream against its digest table.
+
+    A version with a wrong block is withdrawn. Ends with 0 when every block is right, or mended with --repair.
+    """
+    from .errors import DamagedError
+
+    slots = _client(home, socket).verify(stream, repair=repair)
+    if as_json:
+        console.print_json({"slots": slots})
+    else:
+        rows = [
+            (
+                str(slot.version),
+                "twin" if slot.twin else "version",
+                str(slot.blocks),
+                str(slot.bad),
+                str(slot.bad - slot.left),
+                slot.problem or "-",
+                slot.path,
+            )
+            for slot in slots
+        ]
+        console.print_columns(("VERSION", "SLOT", "BLOCKS", "BAD", "MENDED", "NOT CHECKED", "PATH"), rows)
+    wrong = sum(slot.left for slot in slots)
+    if wrong:
+        raise DamagedError(f"{wrong} blocks of {stream} are wrong and not mended yet; 'patchswarm status' tells more")
 
 
 def _client(home: Home, socket: Path | None) -> Client:

@@ -46,6 +46,10 @@ class VerifyStoppedError(StorageError):
     """A verification was told to stop before its end: it proved nothing."""
 
 
+class ProofFailedError(StorageError):
+    """What was rebuilt differs from its version's digest table."""
+
+
 class NotNewerError(StorageError):
     """A commit would take the stream backwards."""
 

@@ -10,7 +10,7 @@ import contextlib
 import datetime as dt
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -167,27 +167,38 @@ async def join(
     site: str,
     listen: str | None = None,
     advertise: tuple[str, ...] = (),
+    storage: Mapping[str, object] | None = None,
 ) -> Joined:
     """Enrol with a token and write the new home; on any failure nothing of it is left.
 
     `listen` None means every interface on the default port. Without `advertise`, a wildcard is advertised as
-    the address from which this host reached the issuer. Raises DaemonError, one clear line.
+    the address from which this host reached the issuer. `storage` are settings of that section.
+    Raises DaemonError, one clear line.
     """
     try:
         token = decode_token(text)
     except TokenError as error:
         raise BadInputError(str(error)) from None
     with home.making():
-        return await _join(token, home, site, listen, advertise)
+        return await _join(token, home, site, listen, advertise, storage or {})
 
 
-async def _join(token: Token, home: Home, site: str, listen: str | None, advertise: tuple[str, ...]) -> Joined:
+async def _join(
+    token: Token,
+    home: Home,
+    site: str,
+    listen: str | None,
+    advertise: tuple[str, ...],
+    storage: Mapping[str, object],
+) -> Joined:
     settings: dict[str, object] = {"site": site}
     if listen is not None:
         settings["listen"] = listen
     if advertise:
         settings["advertise"] = advertise
-    config = configuration.write(home, {"node": settings})  # first: what is wrong in it must not cost the invite
+    config = configuration.write(
+        home, {"node": settings, "storage": storage}
+    )  # first: what is wrong in it must not cost the invite
     node_key = Ed25519PrivateKey.generate()
     address, ca_certificate = await _find_issuer(token)
     welcome, own_host = await _enrol(token, address, ca_certificate, node_key)
@@ -196,7 +207,7 @@ async def _join(token: Token, home: Home, site: str, listen: str | None, adverti
     if config.node.listen and not config.node.addresses:
         settings["advertise"] = (format_address(own_host, parse_address(config.node.listen)[1]),)
     settings["seeds"] = welcome.seeds or token.addresses
-    config = configuration.write(home, {"node": settings})
+    config = configuration.write(home, {"node": settings, "storage": storage})
     return Joined(authority.node_id(node_key.public_key().public_bytes_raw()), config, address)
 
 

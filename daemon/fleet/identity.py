@@ -6,6 +6,7 @@ import datetime as dt
 import secrets
 import ssl
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -130,15 +131,24 @@ class Identity:
 
 
 def init(
-    home: Home, *, site: str, listen: str, advertise: tuple[str, ...] = (), now: dt.datetime | None = None
+    home: Home,
+    *,
+    site: str,
+    listen: str,
+    advertise: tuple[str, ...] = (),
+    storage: Mapping[str, object] | None = None,
+    now: dt.datetime | None = None,
 ) -> Config:
-    """Make a new cluster and the home of its first node, the head. Raises DaemonError, leaving nothing."""
+    """Make a new cluster and the home of its first node, the head. Raises DaemonError, leaving nothing.
+
+    `storage` are settings of that section.
+    """
     now = now or dt.datetime.now(dt.UTC)
     settings: dict[str, object] = {"site": site, "listen": listen}
     if advertise:
         settings["advertise"] = advertise
     with home.making():
-        config = configuration.write(home, {"node": settings})
+        config = configuration.write(home, {"node": settings, "storage": storage or {}})
         ca_key, ca_certificate = authority.make_authority(now)
         node_key = Ed25519PrivateKey.generate()
         certificate, membership = authority.issue(ca_key, ca_certificate, node_key.public_key().public_bytes_raw(), now)

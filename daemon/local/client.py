@@ -29,9 +29,12 @@ from .model import (
     PublishRequest,
     PublishResult,
     Readiness,
+    SlotCheck,
     StreamList,
     StreamStatus,
     TensorList,
+    VerifyReport,
+    VerifyRequest,
     VersionInfo,
     VersionList,
 )
@@ -177,6 +180,15 @@ class Client:
         raise ConnectionLostError(
             "the daemon went away during the publish; 'patchswarm versions' tells what became of it"
         )
+
+    def verify(self, stream: str, *, repair: bool = False) -> list[SlotCheck]:
+        """Have every slot of a stream held against its digest table, and wrong blocks mended with `repair`.
+
+        Takes as long as reading the slots does.
+        """
+        path = stream_path(stream, "verify")
+        with self._address.exchange("POST", path, body=VerifyRequest(repair=repair), timeout_s=None) as response:
+            return read_json(response, VerifyReport).slots
 
     def peers(self) -> list[PeerStatus]:
         """The other nodes, as this one sees them."""

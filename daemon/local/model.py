@@ -69,6 +69,8 @@ class StreamState(StrEnum):
     FETCHING = "fetching"
     REBUILDING = "rebuilding"
     PUBLISHING = "publishing"
+    VERIFYING = "verifying"
+    """What is here was written before the machine's last boot, and is not served until it is verified."""
     CURRENT = "current"
     """The head is committed here."""
     BEHIND = "behind"
@@ -196,6 +198,36 @@ class PublishLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     progress: PublishProgress | None = None
     result: PublishResult | None = None
     problem: Problem | None = None
+
+
+class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST …/verify. With `repair` the answer waits until wrong blocks are mended; they are in any case."""
+
+    repair: bool = False
+
+
+class SlotCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verification found in one slot."""
+
+    path: str
+    epoch: int
+    version: int
+    twin: bool
+    """A hidden copy, never served."""
+    blocks: int
+    """4 MiB blocks in all."""
+    bad: int
+    """Blocks that differed from the version's digest table."""
+    left: int
+    """Those that were not mended when this was answered."""
+    problem: str = ""
+    """Why the slot could not be checked or mended."""
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """Answer of POST …/verify."""
+
+    slots: list[SlotCheck]
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):

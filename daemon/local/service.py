@@ -17,6 +17,7 @@ from .model import (
     PublishRequest,
     PublishResult,
     Readiness,
+    SlotCheck,
     StreamStatus,
     VersionInfo,
 )
@@ -83,6 +84,10 @@ class LocalService(Protocol):
 
     async def release(self, stream: str, lease: str) -> None:
         """Let go. Raises UnknownLeaseError, or LeaseGoneError when it had run out or was voided."""
+        ...
+
+    async def verify(self, stream: str, *, repair: bool) -> list[SlotCheck]:
+        """Hold every slot of a stream against its digest table, mending wrong blocks before it ends with `repair`."""
         ...
 
     def open_version(self, stream: str, version: int | None) -> AbstractAsyncContextManager[OpenVersion]:

@@ -23,6 +23,8 @@ from .model import (
     RenewRequest,
     StreamList,
     StreamStatus,
+    VerifyReport,
+    VerifyRequest,
     VersionInfo,
     VersionList,
 )
@@ -107,6 +109,16 @@ class StreamEndpoints:
                 status=204,
                 problems=(unknown, UnknownLeaseError, LeaseGoneError),
             ),
+            Endpoint(
+                "POST",
+                STREAM + "/verify",
+                "Hold every slot against its digest table; with repair, mend what is wrong before answering",
+                self.verify,
+                Nothing,
+                VerifyRequest,
+                VerifyReport,
+                problems=(unknown, InvalidRequestError),
+            ),
         )
 
     async def streams(self, _call: Call[Nothing, Nothing]) -> StreamList:
@@ -147,3 +159,7 @@ class StreamEndpoints:
     async def release(self, call: Call[Nothing, Nothing]) -> None:
         """DELETE …/leases/{lease}."""
         await self._service.release(call.stream, call.lease)
+
+    async def verify(self, call: Call[Nothing, VerifyRequest]) -> VerifyReport:
+        """POST …/verify."""
+        return VerifyReport(await self._service.verify(call.stream, repair=call.body.repair))

@@ -263,7 +263,7 @@ def test_join_takes_the_token_where_it_is_safest(run, tmp_path, monkeypatch, how
         run("join", "-", *tail, input="the-token\n", **options)
     else:
         run("join", *tail, env={"PATCHSWARM_JOIN_TOKEN": "the-token"}, **options)
-    assert seen == [("the-token", {"site": "b", "listen": "", "advertise": ()})]
+    assert seen == [("the-token", {"site": "b", "listen": "", "advertise": (), "storage": {}})]
 
 
 # -- publish, pull, status, versions, peers --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchswarm.daemon import config as configuration
-from patchswarm.daemon.config import Config
+from patchswarm.daemon.config import Config, Stream
 from patchswarm.daemon.errors import BadInputError, ConfigError
 from patchswarm.daemon.exits import Exit
 from patchswarm.daemon.home import Home
@@ -36,7 +36,7 @@ def test_an_empty_file_means_the_documented_defaults(home):
 def test_every_key_stands_in_the_written_file_with_its_default_and_a_comment_above(home):
     text = configuration.render({})
     uncommented = "\n".join(
-        line.removeprefix("# ") if " = " in line and line.startswith("# ") and "…" not in line else line
+        line.removeprefix("# ") if (" = " in line or "# [" in line) and "…" not in line else line
         for line in text.splitlines()
     )
     written = tomllib.loads(uncommented)
@@ -46,7 +46,9 @@ def test_every_key_stands_in_the_written_file_with_its_default_and_a_comment_abo
             continue
         keys = {field.name for field in msgspec.structs.fields(type(section.default))}
         assert set(written[section.name]) == keys
-    assert Config.parse(uncommented, home) == Config.parse("", home)
+    parsed = Config.parse(uncommented, home)
+    assert parsed.stream == {"NAME": Stream()}
+    assert msgspec.structs.replace(parsed, stream={}) == Config.parse("", home)
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if " = " in line:
