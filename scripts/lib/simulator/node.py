@@ -69,7 +69,8 @@ class Node:
         self.store.update(name for name, _ in self.world.release.old_chunks)
         self.swarm.announce(self.said, now_s)
         self.swarm.fetch.hold(STREAM, frozenset({self.world.release.base_digest}), lists_first=False, now_s=now_s)
-        self._tick(now_s)
+        self.swarm.tick(now_s)
+        self.carry_out()
 
     def _record(self) -> bytes:
         """Its node record, newly signed."""
@@ -91,7 +92,7 @@ class Node:
     # -- the core -------------------------------------------------------------------------------------------
 
     def _tick(self, due_s: float) -> None:
-        if not self.alive or due_s > self._wake_s:
+        if not self.alive or due_s != self._wake_s:
             return
         self._wake_s = float("inf")
         self.swarm.tick(self.world.clock.now_s)
