@@ -7,6 +7,7 @@ the fewest bytes still to fetch; among equals the one with fewer bytes to apply,
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -34,21 +35,30 @@ def plan_route(
     for transition in transitions:
         if transition.kind is not Route.BASE and transition.attempt not in bad:
             edges.setdefault(transition.source, []).append(transition)
-    done: set[bytes] = set()
-    queue: list[tuple[tuple[int, int, int], bytes, tuple[Transition, ...]]] = [
-        ((0, 0, 0), start, ()) for start in sorted({NOTHING, *held})
+    came_by: dict[bytes, Transition | None] = {}  # manifest -> last leg of the cheapest route there
+    queued = itertools.count()
+    queue: list[tuple[tuple[int, int, int], bytes, bytes, int, Transition | None]] = [
+        ((0, 0, 0), start, b"", next(queued), None) for start in sorted({NOTHING, *held})
     ]
-    heapq.heapify(queue)
     while queue:
-        (fetch, apply, legs), at, route = heapq.heappop(queue)
-        if at == target:
-            return route
-        if at in done:
+        # Among equals the attempt decides, which every node sees alike.
+        (fetch, apply, legs), at, _, _, last = heapq.heappop(queue)
+        if at in came_by:
             continue
-        done.add(at)
+        came_by[at] = last
+        if at == target:
+            return _walk_back(came_by, at)
         for leg in edges.get(at, ()):
-            if leg.target not in done:
+            if leg.target not in came_by:
                 size = sum(part.size for part in leg.parts)
                 cost = (fetch + missing_bytes(leg), apply + size, legs + 1)
-                heapq.heappush(queue, (cost, leg.target, (*route, leg)))
+                heapq.heappush(queue, (cost, leg.target, leg.attempt, next(queued), leg))
     return None
+
+
+def _walk_back(came_by: dict[bytes, Transition | None], at: bytes) -> tuple[Transition, ...]:
+    route: list[Transition] = []
+    while (leg := came_by[at]) is not None:
+        route.append(leg)
+        at = leg.source
+    return tuple(reversed(route))

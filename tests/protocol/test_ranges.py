@@ -1,0 +1,32 @@
+"""Sets of ordinals, as bitmaps and as ranges."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchswarm.protocol.messages import Have, check_message
+from patchswarm.protocol.ranges import bits_of, iterate, mask, to_ranges
+
+ordinals = st.sets(st.integers(0, 5000) | st.integers(0, 80))
+
+
+@given(ordinals)
+def test_a_bitmap_gives_back_what_it_was_made_of_in_order(chosen):
+    assert list(iterate(bits_of(chosen))) == sorted(chosen)
+
+
+@given(ordinals)
+def test_ranges_cover_the_same_ordinals_rise_and_do_not_touch(chosen):
+    ranges = to_ranges(bits_of(chosen))
+    assert [ordinal for first, last in ranges for ordinal in range(first, last + 1)] == sorted(chosen)
+    check_message(Have(bytes(16), tuple(ranges)))
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_a_mask_holds_both_ends(first, more):
+    assert list(iterate(mask(first, first + more))) == list(range(first, first + more + 1))
+
+
+def test_nothing_is_nothing():
+    assert bits_of([]) == 0
+    assert list(iterate(0)) == []
+    assert to_ranges(0) == []
