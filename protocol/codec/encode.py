@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..elements import BITS, Kind, width_bytes
-from .bands import SAMPLE_WINDOW, plan_cuts, sample_levels
+from .bands import SAMPLE_WINDOW, alike, plan_cuts, sample_levels
 from .dense import choose_dense, encode_dense, total_size
 from .order import LEVELS, Order, order_of
 from .pieces import SMALL, SpanPiece, elements_of
@@ -82,9 +82,8 @@ def encode_spans(spans: Sequence[Span], options: CodecOptions, max_size: int) ->
     for (kind, with_old), members in groups.items():
         encoder = _Group(kind, options, max_size)
         if with_old:
-            table, records = encoder.encode_changes(members, len(tables))
-            if table is not None:
-                tables.append(table)
+            added, records = encoder.encode_changes(members, len(tables))
+            tables += added
             coded += records
         else:
             coded += encoder.encode_full(members)
@@ -176,12 +175,27 @@ class _Group:
         """Records for spans without a parent."""
         return [record for draft in self._drafts(spans, self.room) for record in self._dense(draft)]
 
-    def encode_changes(self, spans: Sequence[Span], table_index: int) -> tuple[bytes | None, list[_Coded]]:
-        """The table, if any record needs it, and the records of the spans that changed."""
+    def encode_changes(self, spans: Sequence[Span], first_table: int) -> tuple[list[bytes], list[_Coded]]:
+        """The tables that records need, to be numbered from `first_table` on, and the records of what changed."""
         drafts = self._drafts(spans, RECORD_BYTES)
-        self.cuts = cuts = self._plan(drafts)
-        bands = cuts.size
-        counts = _Counts(bands)
+        if not drafts:
+            return [], []
+        present, changed = self._sample(drafts)
+        elements = sum(draft.size for draft in drafts) * 8 // BITS[self.kind]
+        scale = elements / max(1, int(present.sum()))
+        tables: list[bytes] = []
+        coded: list[_Coded] = []
+        for members in alike(present, changed, scale, self.options.bands):
+            seen, moved = present[members].sum(axis=0), changed[members].sum(axis=0)
+            self.cuts = plan_cuts(seen, moved, int(seen.sum() * scale), self.options.bands)
+            table, records = self._encode_alike([drafts[i] for i in members], first_table + len(tables))
+            tables += [] if table is None else [table]
+            coded += records
+        return tables, coded
+
+    def _encode_alike(self, drafts: Sequence[_Draft], table_index: int) -> tuple[bytes | None, list[_Coded]]:
+        """The table, if any record needs it, and the records of drafts that share the cuts."""
+        counts = _Counts(self.cuts.size)
         found: list[_Events | _Coded] = []
         for draft in drafts:
             events = self._scan(draft, counts)
@@ -192,13 +206,13 @@ class _Group:
         if not any(isinstance(item, _Events) for item in found):
             return None, [item for item in found if isinstance(item, _Coded)]
         weights = self._weigh(counts)
-        self.codes = np.empty((bands, ESCAPE + 1), np.uint32)
+        self.codes = np.empty((self.cuts.size, ESCAPE + 1), np.uint32)
         for c, band in enumerate(weights):
             build_encoder(band.gaps, band.steps, self.codes[c])
         coded: list[_Coded] = []
         for item in found:
             coded += [item] if isinstance(item, _Coded) else self._write(item, table_index)
-        return write_table(Table(self.kind, cuts, weights)), coded
+        return write_table(Table(self.kind, self.cuts, weights)), coded
 
     def _drafts(self, spans: Sequence[Span], limit: int) -> list[_Draft]:
         """Spans as drafts of at most `limit` bytes; small unchanged spans are left out."""
@@ -244,24 +258,22 @@ class _Group:
         new = np.concatenate([span.new for span in spans]) if len(spans) > 1 else spans[0].new
         return SpanPiece(segments, None if old is None else elements_of(old, self.order), elements_of(new, self.order))
 
-    def _plan(self, drafts: Sequence[_Draft]) -> NDArray[np.uint8]:
-        """Band cuts for the whole group; notes each draft's density."""
+    def _sample(self, drafts: Sequence[_Draft]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Elements and changed elements per draft and level (drafts, 256), sampled; notes each draft's density."""
         elements = sum(piece.new.size for draft in drafts for piece in draft.pieces)
         stride = max(1, min(_SAMPLE_SHARE, elements // _SAMPLE_LEAST))
-        present = np.zeros(LEVELS, np.int64)
-        changed = np.zeros(LEVELS, np.int64)
+        present = np.zeros((len(drafts), LEVELS), np.int64)
+        changed = np.zeros((len(drafts), LEVELS), np.int64)
         order = self.order
-        for draft in drafts:
-            seen_before, changed_before = int(present.sum()), int(changed.sum())
+        for i, draft in enumerate(drafts):
             for piece in draft.pieces:
                 every = max(1, min(stride, piece.new.size // SAMPLE_WINDOW))
                 sample_levels(
                     piece.old, piece.new, order.key_mask, order.key_low, order.level_shift, every, every // 2,
-                    present, changed,
+                    present[i], changed[i],
                 )  # fmt: skip
-            seen = int(present.sum()) - seen_before
-            draft.density = (int(changed.sum()) - changed_before) / max(1, seen)
-        return plan_cuts(present, changed, elements, self.options.bands)
+            draft.density = int(changed[i].sum()) / max(1, int(present[i].sum()))
+        return present, changed
 
     def _scan(self, draft: _Draft, counts: _Counts) -> _Events | bool:
         """The draft's events; False when nothing changed, True when it should be encoded densely."""

@@ -121,22 +121,31 @@ def _plain_apply(parts: list[tuple[np.ndarray, np.ndarray]], targets: Tensors) -
         target[places] = values
 
 
+def _slices(values: np.ndarray) -> list[np.ndarray]:
+    return [values[at : at + (2 << 20)] for at in range(0, values.size, 2 << 20)]
+
+
 def _patch_from_encode(olds: Tensors, news: Tensors) -> list[bytes]:
-    """`zstd -3 --patch-from`: the old tensor as a raw-content dictionary, the window as long as both."""
+    """`zstd -3 --patch-from`, a few MiB at a time: the old bytes as a raw-content dictionary in reach of the window."""
     out = []
     for old, new in zip(olds, news, strict=True):
-        dictionary = zstandard.ZstdCompressionDict(old.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-        log = min(27, max(10, (2 * old.nbytes).bit_length()))
-        parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=log, enable_ldm=True)
-        out.append(zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters).compress(new.data))
+        for before, after in zip(_slices(old), _slices(new), strict=True):
+            dictionary = zstandard.ZstdCompressionDict(before.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            log = max(10, (2 * before.nbytes).bit_length())
+            parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=log)
+            out.append(
+                zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters).compress(after.data)
+            )
     return out
 
 
 def _patch_from_apply(parts: list[bytes], targets: Tensors) -> None:
-    for part, target in zip(parts, targets, strict=True):
-        dictionary = zstandard.ZstdCompressionDict(target.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-        raw = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=1 << 31).decompress(part)
-        target[:] = np.frombuffer(raw, target.dtype)
+    left = iter(parts)
+    for target in targets:
+        for piece in _slices(target):
+            dictionary = zstandard.ZstdCompressionDict(piece.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            raw = zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=1 << 27).decompress(next(left))
+            piece[:] = np.frombuffer(raw, piece.dtype)
 
 
 RIVALS = [
