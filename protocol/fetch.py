@@ -306,7 +306,8 @@ class Fetch:
     def _step_in(self, series: Series, alive: frozenset[bytes], now_s: float) -> None:
         data, meta = self._plan_of(series, alive, now_s)
         missing = series.missing_data() & ~series.asked.data
-        near, far = self._offered(series, data)
+        # A seed in this site is asked for what is dealt here only: what a silent mate leaves undone is there to take.
+        near, far = self._offered(series, data, seeds=False)
         free = missing & ~near.data
         taken = list(data.step_in(free, far.data, now_s))
         if free and not series.asked.data:
@@ -324,12 +325,14 @@ class Fetch:
     def _alive(self) -> frozenset[bytes]:
         return frozenset(link.node for link in self._links.values() if link.record is not None)
 
-    def _offered(self, series: Series, plan: Plan) -> tuple[ChunkSet, ChunkSet]:
-        """What peers of this site, and of other sites, offer; the seed's site apart."""
+    def _offered(self, series: Series, plan: Plan, *, seeds: bool = True) -> tuple[ChunkSet, ChunkSet]:
+        """What peers of this site, `seeds` included or not, and of other sites offer; the seed's site apart."""
         near, far = ChunkSet(), ChunkSet()
         for link in self._links.values():
             offered = link.offers(series.attempt)
-            if offered is not None and not link.is_stuck and (link.site == self.site or not plan.is_source(link)):
+            if offered is None or link.is_stuck or (link.node in plan.seeds and not seeds):
+                continue
+            if link.site == self.site or not plan.is_source(link):
                 side = near if link.site == self.site else far
                 side.data |= offered.data
                 side.meta |= offered.meta
