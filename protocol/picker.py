@@ -116,21 +116,34 @@ class Plan:
         if dealing is None:
             return
         wait_s = max(LEAST_PATIENCE_S, self.patience_s + 4 * self.deviation_s)
+        late_borders = [self._border_late(dealing, column, wait_s, now_s) for column in range(dealing.columns)]
+        late_owners = [self._owner_late(dealing, turn, wait_s, now_s) for turn in range(dealing.period)]
+        if not any(late_borders) and not any(late_owners):
+            return
         for ordinal in iterate(missing & self.dealt & ~(self.mine & self.owned)):
             if self.claimed.get(ordinal, 0.0) > now_s:
                 continue
             bit = 1 << ordinal
             if not self.mine & bit:
-                rank = dealing.rank(ordinal, self.alive)
-                rank += OUTSIDER_RANK if not dealing.is_border else 0
-                if self._silent_s(dealing.border(ordinal, self.alive), now_s) < rank * wait_s:
+                if not late_borders[dealing.column(ordinal)]:
                     continue
                 self.mine |= bit
                 yield ordinal
-            if not self.owned & bit and not offered & bit:
-                owner = dealing.owner(ordinal)
-                if self._silent_s(owner, now_s) >= max(dealing.site_rank(ordinal), 1) * wait_s:
-                    self.owned |= bit
+            if not self.owned & bit and not offered & bit and late_owners[ordinal % dealing.period]:
+                self.owned |= bit
+
+    def _border_late(self, dealing: Dealing, column: int, wait_s: float, now_s: float) -> bool:
+        """Whether this node may step in for the border that brings this column in."""
+        ordinal = column * dealing.period
+        rank = dealing.rank(ordinal, self.alive) + (0 if dealing.is_border else OUTSIDER_RANK)
+        if rank == 0:
+            return bool(self.claimed)  # all of it is `mine`, but for what others have claimed
+        return self._silent_s(dealing.border(ordinal, self.alive), now_s) >= rank * wait_s
+
+    def _owner_late(self, dealing: Dealing, turn: int, wait_s: float, now_s: float) -> bool:
+        """Whether this node's site may step in for the site that takes these chunks from the seed."""
+        rank = dealing.site_rank(turn)
+        return rank > 0 and self._silent_s(dealing.owner(turn), now_s) >= rank * wait_s
 
     def _silent_s(self, who: object, now_s: float) -> float:
         return now_s - self.progress_s.get(who, self.began_s)

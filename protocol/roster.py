@@ -132,9 +132,23 @@ class Dealing:
         """The living border that brings the chunk into this node's site, None when all are dead."""
         return next((border for border in self._turn(ordinal) if border in alive or border == self._me), None)
 
+    @property
+    def period(self) -> int:
+        """Ordinals after which owner sites repeat; each column is that long and goes to the next border."""
+        return max(len(self._order), 1)
+
+    @property
+    def columns(self) -> int:
+        """Columns after which the site's borders repeat."""
+        return max(len(self.borders), 1)
+
+    def column(self, ordinal: int) -> int:
+        """Which column a chunk is in: the same borders answer for all of it."""
+        return ordinal // self.period % self.columns
+
     def _turn(self, ordinal: int) -> tuple[bytes, ...]:
         """The site's borders in the order in which they answer for a chunk."""
         if not self.borders:
             return ()
-        first = ordinal // max(len(self._order), 1) % len(self.borders)
+        first = self.column(ordinal)
         return self.borders[first:] + self.borders[:first]
