@@ -48,6 +48,12 @@ class Touched(msgspec.Struct, frozen=True, array_like=True):
     undo: bytes = b""
 
 
+def encode_entry(touched: Sequence[Touched]) -> bytes:
+    """Bytes of one entry."""
+    body = pack(list(touched))
+    return _HEADER.pack(len(body), xxhash.xxh3_64_intdigest(body) & 0xFFFFFFFF) + body
+
+
 class Journal:
     """An open journal. `append` is thread-safe."""
 
@@ -62,8 +68,7 @@ class Journal:
         """Write one entry; when this returns it survives the process. Raises NoSpaceError."""
         if not touched:
             return
-        body = pack(list(touched))
-        entry = _HEADER.pack(len(body), xxhash.xxh3_64_intdigest(body) & 0xFFFFFFFF) + body
+        entry = encode_entry(touched)
         with self._lock, named(self.path):
             write_at(self._files, self._fd, memoryview(entry), self._end)
             self._end += len(entry)

@@ -27,7 +27,9 @@ HOME_KEY: Final = "home_id"
 _MAGIC: Final = b"PSHOME\x01"
 
 
-class _Marker(msgspec.Struct, frozen=True, array_like=True):
+class Marker(msgspec.Struct, frozen=True, array_like=True):
+    """Whose a slot directory is (`home`), and which one (`directory`, drawn when it was first used)."""
+
     home: Attempt
     directory: Attempt
 
@@ -73,8 +75,8 @@ def open_slot_dir(path: Path, catalog: Catalog, files: Files | None = None) -> S
     seen = unpack_as(kept, _Seen) if kept else None
     if marker is None:
         found = Found.NEW if seen is None or seen.path != str(path) else Found.EMPTIED
-        marker = _Marker(home, secrets.token_bytes(16))
-        write_file(files, path / MARKER_NAME, _MAGIC + pack(marker), sync=True)
+        marker = Marker(home, secrets.token_bytes(16))
+        write_file(files, path / MARKER_NAME, encode_marker(marker), sync=True)
     elif seen is None or seen.directory != marker.directory:
         found = Found.SAME  # ours, and the catalog was rebuilt since
     else:
@@ -91,16 +93,28 @@ def home_of(path: Path, files: Files | None = None) -> bytes | None:
     return marker.home if marker else None
 
 
-def _read_marker(files: Files, path: Path) -> _Marker | None:
+def _read_marker(files: Files, path: Path) -> Marker | None:
     if not exists(files, path / MARKER_NAME):
         return None
     try:
-        data = read_file(files, path / MARKER_NAME, limit=1024)
-        if data[: len(_MAGIC)] != _MAGIC:
-            raise HomeError(f"{path / MARKER_NAME} is damaged or of a later version: remove it if the slots are yours")
-        return unpack_as(data[len(_MAGIC) :], _Marker)
-    except (ValueError, MessageError):
+        return decode_marker(read_file(files, path / MARKER_NAME, limit=1024), path / MARKER_NAME)
+    except ValueError:
         raise HomeError(f"{path / MARKER_NAME} is damaged: remove it if the slots are yours") from None
+
+
+def encode_marker(marker: Marker) -> bytes:
+    """Bytes of a marker file."""
+    return _MAGIC + pack(marker)
+
+
+def decode_marker(data: bytes, path: Path) -> Marker:
+    """The marker in a marker file's bytes. Raises HomeError."""
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise HomeError(f"{path} is damaged or of a later version: remove it if the slots are yours")
+    try:
+        return unpack_as(data[len(_MAGIC) :], Marker)
+    except MessageError:
+        raise HomeError(f"{path} is damaged: remove it if the slots are yours") from None
 
 
 def check_fit(

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchswarm.protocol.ids import digest
+from patchswarm.protocol.packing import unpack
+from patchswarm.storage.journal import WHOLE, Touched, encode_entry
+from patchswarm.storage.slot_dir import Marker, decode_marker, encode_marker
 from patchswarm.storage.state import Phase, SlotState, decode_state, encode_state
 
 FOLDER = Path(__file__).parent / "storage"
@@ -31,6 +34,15 @@ _STATE = SlotState(
     withdrawn=False,
 )
 
+_ENTRY = [
+    Touched("model-00001.safetensors", 4096, 200, b"as compressed"),
+    Touched("config.json", 0, WHOLE),
+]
+
 EXAMPLES = {
     "slot-state": Example(_STATE, encode_state, lambda data: decode_state(data, Path("state"))),
+    "journal-entry": Example(_ENTRY, encode_entry, lambda data: unpack(data[8:], list[Touched])),
+    "slot-marker": Example(
+        Marker(bytes(16), bytes(range(16))), encode_marker, lambda data: decode_marker(data, Path("marker"))
+    ),
 }

