@@ -16,11 +16,13 @@ from .ids import digest
 from .manifest import NodeRecord, RosterSite
 
 MAX_SITES: Final = 128
-MAX_BORDERS: Final = 16
+MAX_BORDERS: Final = 8
 MAX_ENTRIES: Final = 1000
 """Borders in one roster: keeps the opening inside a control frame."""
 
 FULL_WEIGHT: Final = 16
+MAX_PERIOD: Final = 4096
+"""Chunks after which the dealing repeats, at most, whatever weights a roster has."""
 
 
 def borders_of(nodes: Mapping[bytes, NodeRecord], site: str, count: int = MAX_BORDERS) -> list[bytes]:
@@ -70,7 +72,10 @@ def smooth_round_robin(weights: Iterable[int]) -> list[int]:
 
 
 def _reduced(weights: list[int]) -> list[int]:
-    """Weights over their greatest common divisor: a short period for equal ones."""
+    """Weights over their greatest common divisor: a short period for equal ones, a bounded one for any."""
+    if sum(weights) > MAX_PERIOD:
+        share = MAX_PERIOD / (2 * sum(weights))
+        weights = [max(1, int(weight * share)) if weight else 0 for weight in weights]
     divisor = gcd(*weights) if any(weights) else 1
     return [weight // divisor for weight in weights]
 

@@ -88,7 +88,7 @@ def test_a_page_and_an_index_that_name_one_chunk_differently_contradict(series, 
     other = Publisher(seed=1).version(1, node=NODE, chunks=10, page=4)
     series.describe(made.transition)
     series.add_page(*page_of(other, 1))
-    with pytest.raises(MessageError, match="chunk 4 of attempt .* has two names"):
+    with pytest.raises(MessageError, match=r"chunk 4 of attempt .* has two names"):
         series.add_index(0, index_of(made))
 
 
