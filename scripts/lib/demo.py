@@ -106,8 +106,11 @@ class Demo:
             say("the head's daemon is killed right after its publish, and started again")
             self._fleet.head.start()
         nodes = [node for node in self._fleet.nodes.values() if node.running]
-        with ThreadPoolExecutor(len(nodes)) as pool:
+        pool = ThreadPoolExecutor(len(nodes))
+        try:
             list(pool.map(wait_for, nodes, [version] * len(nodes)))
+        finally:
+            pool.shutdown(wait=False)  # an interrupted demo stops its daemons, and with them these waits
         row = Row(
             version=version,
             changed_fraction=result["changed_fraction"],

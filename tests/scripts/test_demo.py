@@ -1,7 +1,9 @@
 """The demo: its table is true, and it fails when a byte differs. Its trainer rounds as hardware does."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,6 +55,34 @@ def test_a_demo_ends_with_identical_files_everywhere_and_leaves_nothing(checkpoi
     assert "rollout-2 is stopped" in done.stdout
     assert "head's daemon is killed" in done.stdout
     assert not list(short_folder.iterdir())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_an_interrupted_demo_stops_its_daemons(checkpoint, short_folder, number):
+    place = os.environ | {"TMPDIR": str(short_folder)}
+    line = [sys.executable, DEMO, "--model", checkpoint, "--versions", "9", "--nodes", "1"]
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=place, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        for text in running.stdout:
+            if text.startswith("version"):
+                break
+        assert len(processes_of(short_folder)) == 2
+        running.send_signal(number)
+        running.stdout.read()
+    assert running.returncode not in (0, -signal.SIGKILL)
+    assert processes_of(short_folder) == []
+
+
+def processes_of(folder):
+    """Command lines of all processes that name a path below `folder`."""
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            lines.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in lines if f"{folder}/" in line]
 
 
 def test_one_different_file_makes_the_demo_fail():
