@@ -7,12 +7,15 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from patchswarm.daemon.units import Rate, Size
 
+from .baselines import POLICIES, Baseline
 from .places import Map, Patch, chunk_count, map_of_sites, mixed
 from .report import Report, measure
+from .targets import SCENARIOS, Scenario, judge
 from .tcp import Tcp
 from .trust import remembered_signatures
 from .world import Options, World
@@ -32,6 +35,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--churn", type=parse_churn, default=0.0, help="hosts replaced, like 20%%/min")
     found.add_argument("--bbr", action="store_true", help="senders use BBR instead of cubic")
     found.add_argument("--seed", type=int, default=1)
+    found.add_argument("--baseline", choices=POLICIES, help="another policy in the same world")
+    found.add_argument(
+        "--targets", nargs="*", metavar="WORD", help="judge the scenarios (whose names have a WORD in them)"
+    )
     found.add_argument("--json", type=Path, help="write the report to this file")
     return found
 
@@ -52,6 +59,8 @@ def even_sites(nodes: int, sites: int) -> list[int]:
 def main(arguments: list[str]) -> int:
     """Run what the command line asks for. Returns the exit code."""
     asked = parser().parse_args(arguments)
+    if asked.targets is not None:
+        return run_targets(asked.targets, asked.seed, asked.json)
     access = asked.access or 4 * asked.wan
     map_ = map_of_sites(
         even_sites(asked.nodes, asked.sites), wan=asked.wan, access=access, seed=asked.seed, loss=asked.loss
@@ -59,11 +68,36 @@ def main(arguments: list[str]) -> int:
     if asked.mixed:
         map_ = mixed(map_, asked.seed)
     patch = Patch(asked.patch, asked.chunks or chunk_count(asked.patch, asked.sites))
-    report = run(map_, patch, Options(asked.seed, Tcp(bbr=asked.bbr), churn_per_s=asked.churn))
+    options = Options(asked.seed, Tcp(bbr=asked.bbr), churn_per_s=asked.churn)
+    report = run_baseline(map_, patch, options, asked.baseline) if asked.baseline else run(map_, patch, options)
     print("\n".join(report.lines()))
     if asked.json:
         asked.json.write_text(json.dumps(report.json(), indent=1) + "\n")
     return 1 if report.violations or report.complete < report.expected else 0
+
+
+def run_targets(words: list[str], seed: int, json_path: Path | None) -> int:
+    """Run the scenarios, a line each, and the line that sums them up."""
+    chosen = [each for each in SCENARIOS if not words or any(word in each.name for word in words)]
+    print(
+        f"{'':20} {'all':>8} {'bound':>7} {'max/bound':>9} {'last/med':>8} {'in':>5} {'out':>5} {'dup':>6} {'ctl':>6}"
+    )
+    reports: list[tuple[Scenario, Report]] = []
+    for scenario in chosen:
+        report = run(scenario.map(seed), scenario.patch, replace(scenario.options, seed=seed))
+        reports.append((scenario, report))
+        print(
+            f"{scenario.name:20} {report.to_all_s:7.2f}s {report.bound_s:6.2f}s {report.ratio.max:9.2f} "
+            f"{report.in_class:8.2f} {report.copies_in.max:5.2f} {report.seed_copies_out:5.2f} "
+            f"{report.duplicate_share:6.1%} {report.control_share:6.2%}  {'; '.join(scenario.missed(report)) or 'met'}",
+            flush=True,
+        )
+    line, code = judge(reports)
+    print(line)
+    if json_path:
+        found = {scenario.name: {**report.json(), "missed": scenario.missed(report)} for scenario, report in reports}
+        json_path.write_text(json.dumps({"targets": found, "summary": line}, indent=1) + "\n")
+    return code
 
 
 def run(map_: Map, patch: Patch, options: Options) -> Report:
@@ -72,6 +106,14 @@ def run(map_: Map, patch: Patch, options: Options) -> Report:
     with remembered_signatures():
         world = World(map_, patch, options)
         world.run()
+    return measure(world, time.perf_counter() - began)
+
+
+def run_baseline(map_: Map, patch: Patch, options: Options, policy: str) -> Report:
+    """The same for a baseline, which needs no warm-up and is given as long as it takes."""
+    began = time.perf_counter()
+    world = Baseline(map_, patch, replace(options, give_up_s=math.inf), policy)
+    world.run()
     return measure(world, time.perf_counter() - began)
 
 

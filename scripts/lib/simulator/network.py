@@ -248,10 +248,10 @@ class Network:
         """Account for bytes that moved in `step_s`."""
         lanes[_LEFT] -= moved
         size = len(self._rate)
-        load = np.bincount(links.ravel(), np.tile(moved, PATH_LINKS), size)
+        load: Floats = np.bincount(links.ravel(), np.tile(moved, PATH_LINKS), size)
         load[0] = 0.0
         self.carried += load
-        crowd = np.bincount(links.ravel(), np.tile(lanes[_LEFT] + lanes[_BEHIND], PATH_LINKS), size)
+        crowd: Floats = np.bincount(links.ravel(), np.tile(lanes[_LEFT] + lanes[_BEHIND], PATH_LINKS), size)
         lanes[_WINDOW] = np.minimum(lanes[_WINDOW] + moved * lanes[_GROWTH], self.tcp.max_window)
         self._fill(load / step_s, crowd, step_s)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from patchswarm.protocol.effects import Dial, Effect, Hangup, HeadMoved, IndexHere, RouteReady, Send, Serve, SiteFound
@@ -15,24 +14,13 @@ from patchswarm.protocol.swarm import Settings, Swarm
 
 from .places import Host, Lie
 from .release import STREAM, Identity
+from .report import Tally
 from .wire import Parcel, Wire
 
 if TYPE_CHECKING:
     from .world import World
 
 _OPEN_INDEX_S: Final = 0.001
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one node did. Bytes; seconds since the publish began."""
-
-    control_sent: int = 0
-    control_before: int = 0  # of those: before the publish
-    chunk_bytes: int = 0  # all that came
-    useless_bytes: int = 0  # of those: had already, damaged, or not asked for
-    head_known_s: float | None = None
-    finished_s: float | None = None
 
 
 class Node:
@@ -118,10 +106,9 @@ class Node:
         for link, messages in outgoing.items():
             wire = self.wires.get(link)
             if wire is not None:
-                if self.host.lie:
-                    messages = self._twist(link, messages)
-                if messages:
-                    wire.send(self, messages)
+                said = self._twist(link, messages) if self.host.lie else messages
+                if said:
+                    wire.send(self, said)
         outgoing.clear()
 
     def _do(self, effect: Effect) -> None:
@@ -226,7 +213,7 @@ class Node:
         size = self.world.sizes[effect.name]
         wire.serve(self, Parcel(effect.name, size, self.host.lie is not Lie.WRONG_BYTES, effect.secure))
 
-    def chunk_came(self, wire: Wire, number: int, parcel: Parcel) -> None:
+    def chunk_came(self, number: int, parcel: Parcel) -> None:
         """The last byte of a chunk came: verify it, in turn."""
         if not self.alive:
             return
@@ -235,14 +222,14 @@ class Node:
         if self.swarm.expected(number, parcel.name) is None or parcel.name in self.store or not parcel.intact:
             self.tally.useless_bytes += parcel.size
         self._verified_s = max(self._verified_s, now_s) + parcel.size / self.host.verify_rate
-        self.world.clock.at(self._verified_s, self._verified, wire, number, parcel)
+        self.world.clock.at(self._verified_s, self._verified, number, parcel)
 
     def chunk_left(self, number: int, name: bytes) -> None:
         """A chunk of a `Serve` was handed to the kernel."""
         if self.alive:
             self.swarm.chunk_served(number, name)
 
-    def _verified(self, wire: Wire, number: int, parcel: Parcel) -> None:
+    def _verified(self, number: int, parcel: Parcel) -> None:
         if not self.alive:
             return
         now_s = self.world.clock.now_s
@@ -268,10 +255,11 @@ class Node:
         if self.host.lie is Lie.SILENCE:
             return [message for message in messages if not isinstance(message, Reject)]
         release = self.world.release
-        if self.host.lie is Lie.FALSE_HAVE and release.attempt in self.swarm.fetch.stock.series:
-            if link not in self._said_false:
-                self._said_false.add(link)
-                last = len(release.chunks) - 1
-                ranges = ((0, last), (META_ORDINAL, META_ORDINAL + len(release.list_chunks)))
-                return [*messages, Have(release.attempt, ranges)]
-        return messages
+        if self.host.lie is not Lie.FALSE_HAVE or release.attempt not in self.swarm.fetch.stock.series:
+            return messages
+        if link in self._said_false:
+            return messages
+        self._said_false.add(link)
+        blobs = len(release.old_chunks) + len(release.list_chunks)
+        ranges = ((0, len(release.chunks) - 1), (META_ORDINAL, META_ORDINAL + blobs - 1))
+        return [*messages, Have(release.attempt, ranges)]

@@ -32,7 +32,7 @@ class Tcp:
         """Window after a pause: halved for each retransmission timeout (RFC 2861), from the first window up."""
         timeout_s = max(0.2, 2 * rtt_s)
         if idle_s > timeout_s:
-            window *= 0.5 ** min(idle_s / timeout_s, 60)
+            window *= math.pow(0.5, idle_s / timeout_s)
         return max(window, self.first_window)
 
     def loss_limit(self, rtt_s: float, loss: float) -> float:
@@ -46,5 +46,5 @@ class Tcp:
         if self.bbr:
             return math.inf if loss < _BBR_CLIFF else SEGMENT_BYTES / rtt_s
         reno = math.sqrt(1.5 / loss)
-        cubic = 1.054 * (rtt_s / loss) ** 0.75
+        cubic = 1.054 * math.pow(rtt_s / loss, 0.75)
         return max(reno, cubic) * SEGMENT_BYTES / rtt_s

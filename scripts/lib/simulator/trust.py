@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from patchswarm.protocol import signed
+from patchswarm.protocol.packing import unpack_as
 
 
 class _Key:
@@ -46,18 +48,13 @@ class _Keys:
 @contextmanager
 def remembered_signatures() -> Iterator[None]:
     """Within the context each signed object is verified and decoded once, however many nodes ask."""
-    real_keys, real_unpack = signed.Ed25519PublicKey, signed.unpack_as
     decoded: dict[tuple[type, bytes], Any] = {}
 
     def unpack_once(data: bytes, kind: type[Any]) -> Any:
         value = decoded.get((kind, data))
         if value is None:
-            value = decoded[kind, data] = real_unpack(data, kind)
+            value = decoded[kind, data] = unpack_as(data, kind)
         return value
 
-    signed.Ed25519PublicKey = _Keys()  # type: ignore[assignment, misc]
-    signed.unpack_as = unpack_once  # type: ignore[assignment]
-    try:
+    with patch.object(signed, "Ed25519PublicKey", _Keys()), patch.object(signed, "unpack_as", unpack_once):
         yield
-    finally:
-        signed.Ed25519PublicKey, signed.unpack_as = real_keys, real_unpack  # type: ignore[misc]

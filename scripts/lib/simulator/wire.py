@@ -114,7 +114,7 @@ class Wire:
         end.lane = Lane(
             self.world.network,
             end.path,
-            lambda parcel: far.node.chunk_came(self, far.number, parcel),
+            lambda parcel: far.node.chunk_came(far.number, parcel),
             lambda parcel: self._left(end, parcel),
         )
         end.lane.block(blocked=self.cut)

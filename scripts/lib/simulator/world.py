@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from patchswarm.protocol.messages import ObjectKind
 from patchswarm.protocol.roster import build_roster
 
 from .clock import Clock
-from .network import Network, Path
+from .ground import Ground, step_of
+from .network import Path
 from .node import Node
 from .places import Host, Map, Patch
 from .release import STREAM, Cluster, Object, Release
@@ -28,7 +29,7 @@ class Options:
     """How the world behaves over time."""
 
     seed: int = 1
-    tcp: Tcp = Tcp()
+    tcp: Tcp = field(default_factory=Tcp)
     warm_up_s: float = 8.0
     """Before the publish: nodes find each other."""
     give_up_s: float = 600.0
@@ -46,12 +47,13 @@ class World:
         self.options = options
         self.rng = random.Random(options.seed)  # noqa: S311
         self.clock = Clock()
-        fastest = max(host.down for host in map_.hosts)
-        step_s = options.step_s or min(max(patch.size / patch.chunks / fastest / 2, 2.5e-4), 2e-2)
-        self.network = Network(self.clock, options.tcp, step_s)
+        self.patch = patch
+        self.ground = Ground(map_, self.clock, options.tcp, options.step_s or step_of(map_, patch))
+        self.network = self.ground.network
         self.cluster = Cluster(self.rng)
         self.release = Release(self.cluster, patch, self.rng)
         release = self.release
+        self.size = release.sealed_bytes
         self.sizes = dict([*release.chunks, *release.old_chunks, *release.list_chunks])
         self.published_s: float | None = None
         self.closed_s: float | None = None
@@ -59,14 +61,6 @@ class World:
         self.complaints: list[str] = []
         self.parted: frozenset[int] = frozenset()  # sites that are cut off from the others
         self.wires: set[Wire] = set()
-        self._site_links = [
-            (
-                self.network.add_link(site.up, map_.wan_buffer_s),
-                self.network.add_link(site.down, map_.wan_buffer_s),
-            )
-            for site in map_.sites
-        ]
-        self._host_links: list[tuple[int, int]] = []
         self.seeds: tuple[str, ...] = ()
         self.nodes: list[Node] = []
         self.by_address: dict[str, Node] = {}
@@ -78,22 +72,12 @@ class World:
         """The node that publishes."""
         return self.nodes[0]
 
-    def site_links(self, site: int) -> tuple[int, int]:
-        """Numbers of a site's WAN links: (up, down)."""
-        return self._site_links[site]
-
     # -- setting up -----------------------------------------------------------------------------------------
 
     def _populate(self) -> None:
         """All hosts, each knowing its part of the others and the version that everyone holds."""
         self.seeds = tuple(f"host-{number}:1" for number in range(min(SEEDS, len(self.map.hosts))))
         for place, host in enumerate(self.map.hosts):
-            self._host_links.append(
-                (
-                    self.network.add_link(host.up, self.map.access_buffer_s),
-                    self.network.add_link(host.down, self.map.access_buffer_s),
-                )
-            )
             self._add(place, host)
         known: list[Object] = [self.cluster.stream(), *self.release.base]
         for node in self.nodes:
@@ -117,12 +101,7 @@ class World:
 
     def path(self, a: Node, b: Node) -> Path:
         """From `a` to `b`."""
-        delay_s = self.map.one_way_s(a.place, b.place)
-        up, down = self._host_links[a.place][0], self._host_links[b.place][1]
-        if a.host.site == b.host.site:
-            return Path((up, down), delay_s, 2 * delay_s, 0.0)
-        wan = (self._site_links[a.host.site][0], self._site_links[b.host.site][1])
-        return Path((up, *wan, down), delay_s, 2 * delay_s, self.map.loss)
+        return self.ground.path(a.place, b.place)
 
     def is_cut(self, a: Node, b: Node) -> bool:
         """Whether nothing gets from `a` to `b`."""

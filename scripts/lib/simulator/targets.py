@@ -1,0 +1,121 @@
+"""Targets: the worlds in which the swarm is judged, and what is asked of it in each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from .places import GBIT, Host, Map, Patch, chunk_count, map_of_sites, mixed
+from .report import Report
+from .tcp import Tcp
+from .world import Options
+
+_MB: Final = 1_000_000
+_PATCH: Final = 500 * _MB
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One world. `ratio` is the most that any host's time may be over its bound; None: it is only printed."""
+
+    name: str
+    map: Callable[[int], Map]
+    patch: Patch
+    ratio: float | None = None
+    options: Options = field(default_factory=Options)
+    duplicates: float = 0.02
+    judged_copies: bool = True
+
+    def missed(self, report: Report) -> list[str]:
+        """What was not met, in a few words each."""
+        checks = [
+            ("complete", report.complete < report.expected),
+            ("invariants", bool(report.violations)),
+            (f"ratio {report.ratio.max:.2f} > {self.ratio}", self.ratio is not None and report.ratio.max > self.ratio),
+            (f"last over median {report.in_class:.2f} > 1.3", report.in_class > 1.3),
+            (f"duplicates {report.duplicate_share:.1%}", report.duplicate_share > self.duplicates),
+            (f"control {report.control_share:.1%}", report.control_share > 0.01),
+        ]
+        if self.judged_copies:
+            checks += [
+                (f"copies in {report.copies_in.max:.2f} > 1.05", over(report.copies_in.max, 1.05)),
+                (f"copies out {report.seed_copies_out:.2f} > 1.1", over(report.seed_copies_out, 1.1)),
+            ]
+        return [what for what, missed in checks if missed]
+
+
+def over(value: float, limit: float) -> bool:
+    """Whether a value is above its limit; what does not exist is not."""
+    return not math.isnan(value) and value > limit
+
+
+def _patch(sites: int, size: int = _PATCH, chunks: int | None = None) -> Patch:
+    return Patch(size, chunks or chunk_count(size, sites))
+
+
+def _even(sites: int, members: int, **more: float | bool) -> Callable[[int], Map]:
+    return lambda seed: map_of_sites([members] * sites, wan=GBIT, access=4 * GBIT, seed=seed, **more)  # type: ignore[arg-type]
+
+
+def _sizes(*members: int) -> Callable[[int], Map]:
+    return lambda seed: map_of_sites(members, wan=GBIT, access=4 * GBIT, seed=seed)
+
+
+def _with_hosts(make: Callable[[int], Map], change: Callable[[int, Host], Host]) -> Callable[[int], Map]:
+    """The same places, each host passed through `change(number, host)`."""
+
+    def build(seed: int) -> Map:
+        plain = make(seed)
+        return replace(plain, hosts=tuple(change(at, host) for at, host in enumerate(plain.hosts)))
+
+    return build
+
+
+def _slow_member(at: int, host: Host) -> Host:
+    return replace(host, up=host.up / 40, down=host.down / 40) if at == 20 else host
+
+
+def _thin_head(at: int, host: Host) -> Host:
+    return replace(host, up=GBIT / 5) if at == 0 else host
+
+
+def _behind_nat(at: int, host: Host) -> Host:
+    return replace(host, nat=at >= 3 and at % 2 == 0)
+
+
+_WARM: Final = Options(warm_up_s=25.0)
+
+SCENARIOS: Final = (
+    Scenario("equal 8x8", _even(8, 8), _patch(8), 1.25),
+    Scenario("equal 20x50", _even(20, 50), _patch(20, chunks=500), 1.25),
+    Scenario("mixed 8x8", lambda seed: mixed(_even(8, 8)(seed), seed), _patch(8), 1.5),
+    Scenario("mixed 10x10", lambda seed: mixed(_even(10, 10)(seed), seed), _patch(10), 1.5),
+    Scenario(
+        "churn and loss 8x8",
+        _even(8, 8, loss=0.01),
+        _patch(8, 4 * _PATCH),
+        2.0,
+        Options(tcp=Tcp(bbr=True), churn_per_s=0.2 / 60),
+        duplicates=0.06,
+        judged_copies=False,
+    ),
+    Scenario("3 chunks", _even(8, 8), _patch(8, 12 * _MB, 3)),
+    Scenario("3000 chunks", _even(8, 8), _patch(8, chunks=3000)),
+    Scenario("sites of 1, 50, 150", _sizes(4, 1, 50, 150), _patch(4)),
+    Scenario("one slow member", _with_hosts(_even(6, 8), _slow_member), _patch(6)),
+    Scenario("thin seed", _with_hosts(_even(8, 8), _thin_head), _patch(8)),
+    Scenario("single-node sites", _even(12, 1), _patch(12)),
+    Scenario("one site", _sizes(48), _patch(1)),
+    Scenario("no labels", _even(6, 6, labels=False), _patch(6), options=_WARM),
+    Scenario("half behind NAT", _with_hosts(_even(6, 8), _behind_nat), _patch(6)),
+)
+
+
+def judge(reports: list[tuple[Scenario, Report]]) -> tuple[str, int]:
+    """The closing line, and the exit code: 0 when every target is met, else 3."""
+    missed = [(scenario.name, scenario.missed(report)) for scenario, report in reports]
+    failed = [f"{name} ({', '.join(whats)})" for name, whats in missed if whats]
+    line = f"targets: {len(missed) - len(failed)} of {len(missed)} met"
+    return (f"{line}; missed: {'; '.join(failed)}", 3) if failed else (line, 0)
