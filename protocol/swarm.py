@@ -300,7 +300,11 @@ class Swarm:
         self._effects.append(Send(link.number, Ping(int(now_s * 1e6))))
 
     def _learned(self, value: Learned, _: bytes) -> None:
-        if not isinstance(value, NodeRecord) and self.follows(value.stream):
+        if isinstance(value, NodeRecord):
+            for link in self.links.values():  # its site may have been found since its hello
+                if link.node_key == value.node_key and link.record and link.record.incarnation == value.incarnation:
+                    link.record = value
+        elif self.follows(value.stream):
             self.fetch.learned(value, self._now_s)
 
     def connected(self) -> Iterable[Link]:

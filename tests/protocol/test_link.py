@@ -1,0 +1,177 @@
+"""Links: windows, deadlines, strikes and what is remembered of a peer's word."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchswarm.protocol.link import (
+    DOUBT_S,
+    FORGIVE_S,
+    MAX_DEADLINE_S,
+    MAX_HAVES_BYTES,
+    MAX_SERIES,
+    MIN_DEADLINE_S,
+    MIN_WINDOW_BYTES,
+    RATE_MEMORY_S,
+    Link,
+)
+from patchswarm.protocol.series import MAX_CHUNKS, ChunkSet
+
+ATTEMPT = bytes(16)
+CHUNK = 40_000
+
+
+@pytest.fixture
+def link():
+    return Link(0, bytes(32), bytes(32), True, 0.0, 0.0)
+
+
+def ask(link, count, now_s=0.0, size=CHUNK):
+    return [link.depart(ATTEMPT, number, b"%032d" % number, size, now_s) for number in range(count)]
+
+
+def test_the_window_is_small_until_a_rate_is_known(link):
+    assert link.window_bytes() == MIN_WINDOW_BYTES
+    asked = 0
+    while link.has_room():
+        ask(link, 1)
+        asked += 1
+    assert (asked - 1) * CHUNK < MIN_WINDOW_BYTES <= asked * CHUNK
+
+
+def test_two_chunks_are_asked_for_however_large_they_are(link):
+    ask(link, 1, size=4 * MIN_WINDOW_BYTES)
+    assert link.has_room()
+    ask(link, 1, size=4 * MIN_WINDOW_BYTES)
+    assert not link.has_room()
+
+
+def test_the_window_holds_twice_what_fills_the_path(link):
+    link.measured_rtt(0.2)
+    (number,) = ask(link, 1, size=1_000_000)
+    link.land(number, 0.2, arrived=True)
+    assert link.goodput == pytest.approx(5e6)
+    assert link.window_bytes() == pytest.approx(2 * 5e6 * 0.2, rel=0.01)
+
+
+def test_our_own_queues_do_not_widen_the_window(link):
+    link.measured_rtt(0.1)
+    for _ in range(50):
+        link.measured_rtt(3.0)
+    link.goodput = 10e6
+    assert link.window_bytes() == pytest.approx(2 * 10e6 * 0.1, rel=0.01)
+
+
+def test_the_best_rate_counts_for_a_while(link):
+    link.measured_rtt(0.1)
+    (fast,) = ask(link, 1)
+    link.land(fast, 0.01, arrived=True)
+    best = link.goodput
+    (slow,) = ask(link, 1, 1.0)
+    link.land(slow, 2.0, arrived=True)
+    assert link.goodput == best
+    (slow,) = ask(link, 1, RATE_MEMORY_S + 1)
+    link.land(slow, RATE_MEMORY_S + 2, arrived=True)
+    assert link.goodput < best
+
+
+def test_a_request_that_is_rejected_gives_its_room_back_and_measures_nothing(link):
+    numbers = ask(link, 3)
+    for number in numbers:
+        assert link.land(number, 1.0, arrived=False) is not None
+        assert link.land(number, 1.0, arrived=False) is None, "closed once"
+    assert link.inflight_bytes == 0
+    assert link.goodput == 0
+    assert not link.by_name
+
+
+def test_deadlines_grow_with_what_is_asked_and_have_an_end(link):
+    numbers = ask(link, 200, size=4_000_000)
+    deadlines = [link.flights[number].deadline_s for number in numbers]
+    assert deadlines == sorted(deadlines)
+    assert deadlines[0] >= MIN_DEADLINE_S
+    assert deadlines[-1] == MAX_DEADLINE_S
+
+
+def test_a_trickle_cannot_make_a_deadline_of_days(link):
+    link.goodput = 1.0
+    (number,) = ask(link, 1)
+    assert link.flights[number].deadline_s <= MAX_DEADLINE_S
+
+
+def test_round_trips_are_smoothed_as_rfc_6298_says(link):
+    link.measured_rtt(0.1)
+    assert (link.srtt_s, link.rttvar_s) == (0.1, 0.05)
+    link.measured_rtt(0.2)
+    assert link.rttvar_s == pytest.approx(0.75 * 0.05 + 0.25 * 0.1)
+    assert link.srtt_s == pytest.approx(0.875 * 0.1 + 0.125 * 0.2)
+    assert link.min_rtt_s == 0.1
+
+
+def test_strikes_are_forgiven_one_by_one(link):
+    link.strike(0.0)
+    link.strike(1.0)
+    link.forgive(5.0)
+    assert link.strikes == 2
+    link.forgive(FORGIVE_S + 2)
+    assert link.strikes == 1
+    link.forgive(FORGIVE_S + 3)
+    assert link.strikes == 1
+    link.forgive(2 * FORGIVE_S + 4)
+    assert link.strikes == 0
+
+
+def test_an_offer_that_was_not_kept_is_not_believed_for_a_while_however_often_it_is_repeated(link):
+    link.remember(ATTEMPT, ((0, 3),))
+    link.doubt(ATTEMPT, 2, 0.0)
+    assert link.offers(ATTEMPT).data == 0b1011
+    assert link.remember(ATTEMPT, ((0, 3),)).data == 0, "nothing of this is new"
+    assert link.offers(ATTEMPT).data == 0b1011
+    link.forgive(DOUBT_S + 1)
+    assert link.offers(ATTEMPT).data == 0b1111
+
+
+def test_a_doubt_can_be_taken_back(link):
+    link.remember(ATTEMPT, ((0, 3),))
+    link.doubt(ATTEMPT, 2, 0.0)
+    link.trust(ATTEMPT, 2)
+    assert link.offers(ATTEMPT).data == 0b1111
+
+
+def test_a_peer_is_stuck_when_all_it_was_asked_is_late(link):
+    numbers = ask(link, 2)
+    assert not link.is_stuck
+    link.mark_late(link.flights[numbers[0]], 5.0)
+    assert not link.is_stuck
+    link.mark_late(link.flights[numbers[1]], 5.0)
+    assert link.is_stuck
+    link.land(numbers[0], 6.0, arrived=True)
+    assert link.is_stuck
+    link.land(numbers[1], 6.0, arrived=True)
+    assert not link.is_stuck
+    assert link.late_flights == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(0, 50)), max_size=20))
+def test_haves_add_up(said):
+    link = Link(0, bytes(32), bytes(32), True, 0.0, 0.0)
+    known = {}
+    for number, first, more in said:
+        attempt = bytes([number]) * 16
+        new = set(range(first, first + more + 1)) - known.setdefault(attempt, set())
+        heard = link.remember(attempt, ((first, first + more),))
+        assert {ordinal for ordinal in range(120) if ordinal in heard} == new
+        known[attempt] |= new
+    for attempt, ordinals in known.items():
+        assert {ordinal for ordinal in range(120) if ordinal in link.offers(attempt)} == ordinals
+    assert link._haves_bytes == sum(each.size_bytes() for each in link.haves.values())
+
+
+def test_what_a_peer_says_takes_bounded_memory(link):
+    for number in range(MAX_SERIES + 200):
+        link.remember(number.to_bytes(16, "big"), ((0, 10),))
+    assert len(link.haves) == MAX_SERIES
+    for number in range(300):
+        link.remember(number.to_bytes(16, "little"), ((MAX_CHUNKS - 1, MAX_CHUNKS - 1),))
+    assert sum(each.size_bytes() for each in link.haves.values()) <= MAX_HAVES_BYTES
+    assert link.offers((299).to_bytes(16, "little")) == ChunkSet(1 << MAX_CHUNKS - 1)
