@@ -213,7 +213,7 @@ def main() -> int:
 
     root = Path(tempfile.mkdtemp(prefix="patchswarm-demo-"))  # short: a socket's path has at most 107 bytes
     rows: list[Row] = []
-    complete = False
+    complete = interrupted = False
     try:
         with termination_as_exit(), LocalFleet(root) as fleet:
             print(f"a trainer on {model.parent.name if options.model is None else model}, FP32 masters, AdamW at 1e-6")
@@ -228,14 +228,19 @@ def main() -> int:
             complete = True
     except (CommandError, LocalError, TimeoutError) as error:
         print(f"error: {error}", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit):
+        interrupted = True
     finally:
         document = report(rows, complete=complete)
         if options.json:
             options.json.write_text(json.dumps(document, indent=2) + "\n")
-        if options.keep or not document["ok"]:
+        if options.keep or not (document["ok"] or interrupted):  # what failed can be looked into
             print(f"\nhomes and logs are in {root}")
         else:
             shutil.rmtree(root)
+    if interrupted:
+        print("\ninterrupted; nothing is left running", file=sys.stderr)
+        return 130
     if complete:
         print("\nall files identical on every node" if document["ok"] else "\nDIFFERENT BYTES: see the table")
     return 0 if document["ok"] else 1
