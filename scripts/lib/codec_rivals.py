@@ -132,7 +132,7 @@ def _patch_from_encode(olds: Tensors, news: Tensors) -> list[bytes]:
         for before, after in zip(_slices(old), _slices(new), strict=True):
             dictionary = zstandard.ZstdCompressionDict(before.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
             log = max(10, (2 * before.nbytes).bit_length())
-            parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=log)
+            parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=log, hash_log=22, chain_log=22)
             out.append(
                 zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters).compress(after.data)
             )
