@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -43,6 +43,7 @@ from ..storage.catalog import Catalog
 from ..storage.checkpoint import Source
 from ..storage.chunks import ChunkStore
 from ..storage.diff import Diff, DiffResult, Made, Parent
+from ..storage.errors import SlotsBusyError
 from ..storage.slots import Slot
 from .fleet.fleet import Fleet
 from .replica import Replica
@@ -53,7 +54,7 @@ _log: Final = structlog.get_logger(__name__)
 PAGE_DELAY_S: Final = 0.05
 MIN_CHUNK_BYTES: Final = 32 * 1024
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
-CHUNKS_PER_SITE: Final = 64
+CHUNKS_PER_SITE: Final = 128
 MIN_JOB_BYTES: Final = 4 * 1024 * 1024
 MAX_JOB_BYTES: Final = 64 * 1024 * 1024
 FIRST_PATCH_SHARE: Final = 1 / 150
@@ -119,7 +120,10 @@ class Published:
 
 
 class Making:
-    """The making of one version. The caller holds the replica's `building_lock`."""
+    """The making of one version. The caller holds the replica's `building_lock`.
+
+    `make_way` lets go of a slot that background work holds; False when there is none.
+    """
 
     def __init__(
         self,
@@ -128,12 +132,14 @@ class Making:
         replica: Replica,
         key: Ed25519PrivateKey,
         progress: Callable[[int, int], None],
+        make_way: Callable[[], Awaitable[bool]],
     ) -> None:
         self._desk = desk
         self._draft = draft
         self._replica = replica
         self._key = key
         self._progress = progress
+        self._make_way = make_way
         self._size = draft.source.layout.size
         self._done_bytes = 0
         self._layout: BlobRef | None = None
@@ -187,7 +193,7 @@ class Making:
     async def _encode(self) -> tuple[Building, DiffResult]:
         """Run the pass in threads while pages of what it made go out."""
         draft = self._draft
-        building = await asyncio.to_thread(self._replica.slots.begin, draft.source.layout, draft.parent)
+        building = await self._begin(draft.parent)
         try:
             opening = self._open()
             pages = _Pages(opening, self._key, self._desk.fleet)
@@ -213,7 +219,7 @@ class Making:
                     threads=self._desk.threads,
                 )
                 try:
-                    found = await _stoppable(diff)
+                    found = await stoppable(diff)
                 finally:
                     pages.close()
             pages.flush()
@@ -224,6 +230,15 @@ class Making:
         if found.distrusted_blocks:
             _log.error("blocks of the parent were damaged and sent whole", blocks=found.distrusted_blocks)
         return building, found
+
+    async def _begin(self, source: Slot | None) -> Building:
+        """A slot to build in. Work in the background lets go of its slots when it must."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._replica.slots.begin, self._draft.source.layout, source)
+            except SlotsBusyError:
+                if not await self._make_way():
+                    raise
 
     def _open(self) -> Opening:
         """Sign and announce the opening."""
@@ -406,7 +421,7 @@ def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[T], None], value
         loop.call_soon_threadsafe(take, value)
 
 
-async def _stoppable(diff: Diff) -> DiffResult:
+async def stoppable(diff: Diff) -> DiffResult:
     """Run the pass in a thread; a cancellation stops it and waits for its end."""
     running = asyncio.ensure_future(asyncio.to_thread(diff.run))
     try:

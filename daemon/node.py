@@ -23,6 +23,7 @@ from ..storage.scrub import ScrubReport, scrub_chunks
 from ..storage.slot_dir import Found, SlotDirectory, open_slot_dir
 from ..storage.slots import StreamSlots
 from ..storage.space import Space
+from .anchors import Anchors
 from .background import in_thread
 from .config import Config, Stream
 from .errors import HomeError
@@ -112,7 +113,10 @@ class Node:
         self._unusable: set[str] = set()
         self.fleet = Fleet(identity, config, issuer, store, catalog, self._take)
         desk = Desk(self.fleet, store, catalog, CodecOptions(), config.storage.memory_limit, self._threads)
-        self.publisher = Publisher(identity, desk, self.replica)
+        self._desk = desk
+        self._key = identity.publisher_key
+        self._anchors: dict[str, Anchors] = {}
+        self.publisher = Publisher(identity, desk, self.replica, self._make_way)
         self._room = Room(self._space, chunks, self.fleet)
         self._retention = Retention(self.fleet, store, config.storage, publisher=self._is_head)
         self.service = NodeService(self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows)
@@ -168,8 +172,16 @@ class Node:
         self._tasks.create_task(made.run())
         self._tasks.create_task(upkeep.run())
         self._tasks.create_task(self._tending(made))
+        if self._key is not None:
+            anchors = Anchors(made, self._desk, self._key, options, partial(self.publisher.holds_back, stream))
+            self._anchors[stream] = anchors
+            self._tasks.create_task(anchors.run())
         self.service.stream_appeared()
         return made
+
+    async def _make_way(self, stream: str) -> bool:
+        """End background work on the slots of a stream, for a publish."""
+        return stream in self._anchors and await self._anchors[stream].give_way()
 
     def _take(self, effect: LocalEffect) -> None:
         """Do what the fleet wants done on this host."""

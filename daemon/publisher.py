@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,7 @@ from ..protocol.manifest import StreamRecord
 from ..protocol.messages import ObjectKind
 from ..storage.checkpoint import scan
 from ..storage.slots import Slot
+from .anchors import base_setting
 from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.identity import Identity
 from .making import Desk, Draft, Making, Published, signed
@@ -25,12 +28,22 @@ _FIRST_VERSION: Final = 1
 
 
 class Publisher:
-    """Publishes on the head. `replica` gives the stream's replica, made when the stream is new."""
+    """Publishes on the head.
 
-    def __init__(self, identity: Identity, desk: Desk, replica: Callable[[str], Replica]) -> None:
+    `replica` gives a stream's replica, made when the stream is new; `make_way` ends background work on its slots.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        desk: Desk,
+        replica: Callable[[str], Replica],
+        make_way: Callable[[str], Awaitable[bool]],
+    ) -> None:
         self._identity = identity
         self._desk = desk
         self._replica = replica
+        self._make_way = make_way
         self._busy: set[str] = set()
 
     async def publish(
@@ -71,7 +84,12 @@ class Publisher:
                         source,
                         self._parent(stream, replica),
                     )
-                    return await Making(self._desk, draft, replica, key, progress).run(register_only=register_only)
+                    making = Making(self._desk, draft, replica, key, progress, partial(self._make_way, stream))
+                    made = await making.run(register_only=register_only)
+            if register_only:
+                # Skips from the base are made later, from these files.
+                self._desk.catalog.put(base_setting(made.slot.manifest), os.fsencode(directory))
+            return made
         finally:
             self._busy.discard(stream)
 
@@ -84,6 +102,10 @@ class Publisher:
     def is_publishing(self, stream: str) -> bool:
         """Whether a publish is under way."""
         return stream in self._busy
+
+    def holds_back(self, stream: str) -> bool:
+        """Whether background work on a stream has to wait: it is not ours, or a publish is under way."""
+        return stream in self._busy or not self.owns(stream)
 
     def _publisher_key(self, stream: str) -> Ed25519PrivateKey:
         key = self._identity.publisher_key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,7 +12,7 @@ from ..protocol.layout import Layout
 from .checkpoint import Source, Stamp
 from .errors import BaseDiffersError
 from .files import Files
-from .mapped import Bytes
+from .mapped import Bytes, RegionTable
 from .verify import bad_blocks
 
 
@@ -33,6 +34,17 @@ class BaseSource:
                 raise BaseDiffersError(f"{path} has {stamp.size_bytes} bytes, the base version {file.size}")
             stamps.append(stamp)
         self._source = Source(directory, layout, stamps, files)
+
+    @cached_property
+    def table(self) -> RegionTable:
+        """The regions of its layout."""
+        return RegionTable(self.layout)
+
+    def view(self, file: int, offset: int, size: int) -> Bytes:
+        """The same as `read`, not to be written to."""
+        data = self.read(file, offset, size)
+        data.flags.writeable = False
+        return data
 
     def read(self, file: int, offset: int, size: int) -> Bytes:
         """`size` bytes of a file in a fresh array. Raises SourceChangedError."""

@@ -1,20 +1,21 @@
 """One pass over a new checkpoint: read, hash, compare, encode, check by decoding, seal, store.
 
 Every byte of the foreign files is read once. Each job takes some consecutive 4 MiB blocks; its chunks are applied
-to the head's own spare slot and the result is compared with what was read, so a chunk counts only when it has
-been seen to lead there. Where it does not, because a bit of the parent or of the spare has flipped, the block is
-sent whole.
+to the head's own spare slot (or, for a transition between versions that exist already, in memory) and the result is
+compared with what was read, so a chunk counts only when it has been seen to lead there. Where it does not, because a
+bit of the parent or of the spare has flipped, the block is sent whole.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -24,29 +25,57 @@ from ..protocol.errors import BaseMismatchError
 from ..protocol.ids import digest
 from ..protocol.layout import BLOCK_BYTES, Layout, match_regions
 from .building import Building
-from .checkpoint import Source
 from .chunks import ChunkStore
 from .errors import StorageError
-from .mapped import Bytes, MappedFiles, RegionTable
+from .mapped import Bytes, RegionTable
+from .scratch import STRADDLE, Scratch
 from .verify import DIGEST_BYTES
 
 MAX_CONTENTS: Final = 4 * 1024 * 1024
 """Most bytes of contents in one chunk."""
 
 MIN_PIECE_BYTES: Final = 32 * 1024
-
-_STRADDLE: Final = 8  # an element that begins in a block may end this far behind it
+_LOWEST: Final = 19
 
 
 class DiffStoppedError(StorageError):
     """The pass was told to stop."""
 
 
+class NewBytes(Protocol):
+    """The version to encode: a checkpoint of the trainer, or a slot that is held."""
+
+    @property
+    def layout(self) -> Layout:
+        """Its layout."""
+
+    def read(self, file: int, offset: int, size: int) -> Bytes:
+        """`size` bytes of a file in a fresh array."""
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChangedError unless the files are still what they were."""
+
+
+class OldBytes(Protocol):
+    """The version to compare with: a slot that is held, or a local base."""
+
+    @property
+    def layout(self) -> Layout:
+        """Its layout."""
+
+    @property
+    def table(self) -> RegionTable:
+        """Its regions."""
+
+    def view(self, file: int, offset: int, size: int) -> Bytes:
+        """Bytes of a file, not to be written to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parent:
     """The version to compare with: its files, and its digest table to check them against (empty: unchecked)."""
 
-    files: MappedFiles
+    files: OldBytes
     digests: bytes
 
 
@@ -83,15 +112,17 @@ class _Block:
 class Diff:
     """Compares `source` with `parent` (None: a full transition) into sealed chunks and the slot in `building`.
 
+    Without a building the chunks are checked in memory. With `nice` the threads have the lowest priority.
+
     `seal(ordinal, contents)` gives the sealed bytes. `made` is called from worker threads for each chunk once it is
     stored and checked, `advanced` with the bytes of each finished job. Set `stop` to end the pass early.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: NewBytes,
         parent: Parent | None,
-        building: Building,
+        building: Building | None,
         store: ChunkStore,
         seal: Callable[[int, bytes], bytes],
         made: Callable[[Made], None],
@@ -101,6 +132,7 @@ class Diff:
         job_bytes: int,
         chunk_bytes: int,
         threads: int,
+        nice: bool = False,
     ) -> None:
         self.stop = threading.Event()
         self._source = source
@@ -112,10 +144,11 @@ class Diff:
         self._advanced = advanced
         self._codec = codec
         # Contents of a whole region hardly shrink, so there the input is cut as the chunks are to be.
-        self._piece_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES) // _STRADDLE * _STRADDLE, BLOCK_BYTES)
+        self._piece_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES) // STRADDLE * STRADDLE, BLOCK_BYTES)
         self._chunk_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES), MAX_CONTENTS)
         self._job_blocks = max(1, job_bytes // BLOCK_BYTES)
         self._threads = threads
+        self._nice = nice
         self._layout: Layout = source.layout
         self._table = RegionTable(source.layout)
         self._kinds = [region.kind for file in source.layout.files for region in file.regions]
@@ -129,7 +162,7 @@ class Diff:
     def run(self) -> DiffResult:
         """Do the whole pass. Raises SourceChangedError, NoSpaceError, DiffStoppedError and what the store raises."""
         blocks = (_Block(number, *block) for number, block in enumerate(self._layout.blocks()))
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="diff") as pool:
+        with ThreadPoolExecutor(self._threads, "diff", _be_nice if self._nice else None) as pool:
             running: set[Future[None]] = set()
             try:
                 while job := list(itertools.islice(blocks, self._job_blocks)):
@@ -160,19 +193,20 @@ class Diff:
         spans = [
             span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data, whole=False)
         ]
+        into = self._building or self._scratch(blocks, read, spans)
         clock.lap("check parent")
-        self._encode(spans, clock)
+        self._encode(spans, into, clock)
         wrong = [
             span
             for block, data in zip(blocks, read, strict=True)
-            if not np.array_equal(self._building.view(block.file, block.offset, block.size), data[: block.size])
+            if not np.array_equal(into.view(block.file, block.offset, block.size), data[: block.size])
             for span in self._spans(block, data, whole=True)
         ]
         clock.lap("compare")
         if wrong:
-            self._encode(wrong, clock)
+            self._encode(wrong, into, clock)
             for block, data in zip(blocks, read, strict=True):
-                if not np.array_equal(self._building.view(block.file, block.offset, block.size), data[: block.size]):
+                if not np.array_equal(into.view(block.file, block.offset, block.size), data[: block.size]):
                     raise StorageError(
                         f"{self._layout.files[block.file].path}: a chunk does not decode to what was read"
                     )
@@ -182,7 +216,18 @@ class Diff:
             self._result.elements += sum(_elements(span) for span in spans)
         self._advanced(sum(block.size for block in blocks))
 
-    def _encode(self, spans: Sequence[Span], clock: _Clock) -> None:
+    def _scratch(self, blocks: Sequence[_Block], read: Sequence[Bytes], spans: Sequence[Span]) -> Scratch:
+        scratch = Scratch([(block.file, block.offset, block.size) for block in blocks], self._table)
+        for block, data in zip(blocks, read, strict=True):
+            scratch.begin(block.file, block.offset, data)
+        for span in spans:
+            if span.old is None:
+                scratch.fill(span.region, span.offset, np.zeros(len(span.new), np.uint8))
+            else:
+                scratch.fill(span.region, span.offset, span.old)
+        return scratch
+
+    def _encode(self, spans: Sequence[Span], into: Building | Scratch, clock: _Clock) -> None:
         for chunk in encode_spans(spans, self._codec, self._chunk_bytes):
             clock.lap("encode")
             with self._lock:
@@ -193,9 +238,10 @@ class Diff:
             self._store.put(name, sealed)
             clock.lap("store")
             try:
-                self._building.apply(chunk.data)
+                into.apply(chunk.data)
             except BaseMismatchError as error:
-                raise StorageError(f"{self._building.directory} does not hold the parent's bytes: {error}") from error
+                where = into.directory if isinstance(into, Building) else "a copy in memory"
+                raise StorageError(f"{where} does not hold the parent's bytes: {error}") from error
             clock.lap("apply")
             made = Made(ordinal, name, len(sealed))
             with self._lock:
@@ -206,7 +252,7 @@ class Diff:
 
     def _read(self, block: _Block) -> Bytes:
         """The block, and up to 8 bytes more, so that an element that straddles its end is whole."""
-        size = min(block.size + _STRADDLE, self._layout.files[block.file].size - block.offset)
+        size = min(block.size + STRADDLE, self._layout.files[block.file].size - block.offset)
         return self._source.read(block.file, block.offset, size)
 
     def _spans(self, block: _Block, data: Bytes, *, whole: bool) -> Iterator[Span]:
@@ -262,6 +308,11 @@ class Diff:
                 self._trusted[number] = known
                 self._result.distrusted_blocks += not known
         return known
+
+
+def _be_nice() -> None:
+    """Let the calling thread run only when nothing else wants to: priorities are per thread on Linux."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
 
 
 class _Clock:
