@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from support.checkpoints import files_of, model, stepped, write
 
+from patchswarm.daemon.local.errors import UnknownStreamError
+
 pytestmark = pytest.mark.timeout(300)  # a shared machine may be ten times slower than an idle one
 
 
@@ -85,6 +87,37 @@ def test_a_node_that_goes_down_while_it_fetches_finishes_after_its_restart(own_f
     getattr(node, how)()
     node.start()
     fleet.check(node, stream, 1, truth)
+
+
+def test_a_node_killed_in_the_middle_of_a_fetch_goes_on_from_there(own_fleet, stream, tmp_path, random):
+    fleet = own_fleet
+    node = fleet.add("node", "eu-west/b", start=False)
+    config = (node.home / "config.toml").read_text()
+    assert '# download = ""' in config
+    (node.home / "config.toml").write_text(config.replace('# download = ""', 'download = "64Mbit/s"'))
+    node.start()
+    directory = write(tmp_path / "1", model(), side={"big.bin": random.bytes(40 << 20)})
+    full = fleet.head.publish(directory, stream)
+    first = progress_of(node, stream, at_least_bytes=8 << 20)
+    assert first.done_bytes < first.total_bytes
+    node.kill()
+    held = size_of(node.home / "chunks")
+    assert 4 << 20 < held < full["patch_bytes"]
+    node.start()
+    again = progress_of(node, stream, at_least_bytes=1)
+    assert again.done_bytes >= held - (4 << 20), "what was there before the kill is not fetched again"
+    fleet.check(node, stream, 1, files_of(directory))
+
+
+def progress_of(node, stream, at_least_bytes):
+    """The first progress that `node` reports from so many bytes on. Asked without pause: there is no event for it."""
+    while True:
+        try:
+            progress = node.client.status(stream).progress
+        except UnknownStreamError:
+            continue
+        if progress is not None and progress.done_bytes >= at_least_bytes:
+            return progress
 
 
 def test_a_head_killed_after_a_publish_goes_on_from_there(own_fleet, stream, tmp_path, random):

@@ -177,3 +177,18 @@ def test_a_slot_holds_ordinary_files_that_the_owner_can_read(fleet, stream, tmp_
         for name in files_of(directory):
             assert os.access(lease.path / name, os.R_OK)
             assert (lease.path / name).stat().st_mode & 0o111 == 0
+
+
+def test_publish_says_what_changed_and_what_it_cost(fleet, stream, tmp_path, random):
+    tensors = model(layers=1)
+    fleet.publish(write(tmp_path / "1", tensors), stream)
+    directory = write(tmp_path / "2", stepped(tensors, random))
+    said = fleet.head.command("publish", directory, "--stream", stream, "--label", "step 2").stdout.splitlines()
+    assert said[0] == f"published {stream} version 2 (step 2)"
+    assert [line.split()[0] for line in said[1:]] == ["changed", "patch", "seconds"]
+    assert "%" in said[1]
+    assert "x smaller" in said[2]
+    assert "encode" in said[3]
+    quiet = fleet.head.command("publish", directory, "--stream", stream, "--quiet")
+    assert quiet.stdout == "3\n"
+    assert quiet.stderr == ""
