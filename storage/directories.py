@@ -18,7 +18,7 @@ name is only how readers find it. Every step below may be the last one before a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -91,18 +91,21 @@ class Directories:
         self.root = root
         self.boot = files.boot_id()
         self.all: list[Directory] = []
+        self.pending: list[Directory] = []
         self._stream = stream
         self._files = files
         self._threads = threads
         self._trash: list[tuple[Path, MappedFiles | None]] = []
 
     def open(self) -> None:
-        """Read what is there; finish, undo or drop what a crash left half-done.
+        """Read what is there; finish, undo or drop what a crash left half-done, if that is needed to serve.
+
+        A spare that was being written is left in `pending`: bringing it back may take long, and nobody waits for it.
 
         Raises HomeError for a directory that is not ours, of another stream, or of a later format.
         """
         make_folders(self._files, self.root)
-        self.all = []
+        self.all, self.pending = [], []
         half_done: list[Directory] = []
         for entry in self._files.entries(self.root):
             path = self.root / entry.name
@@ -114,7 +117,10 @@ class Directories:
                     in_use = not entry.name.startswith(_BUILDING) and found.state.phase in (Phase.READY, Phase.TWIN)
                     (self.all if in_use else half_done).append(found)
         for found in half_done:
-            self.give_back(found)
+            if found.state.phase is Phase.BUILDING and found.state.manifest and not found.suspect:
+                self.pending.append(found)
+            else:
+                self.give_back(found)
         for found in self.all:
             remove_file(self._files, found.path / JOURNAL_NAME)
             remove_tree(self._files, found.path / FRESH_NAME)
@@ -198,30 +204,45 @@ class Directories:
 
     def give_back(self, found: Directory) -> None:
         """End a building without a version: back to what the directory held, or to the trash."""
-        try:
-            self._give_back(found)
-        except (SlotStateError, NoSpaceError, OSError):
-            self._to_trash(found.path, found.mapped)
+        self.put_back(found, self.bring_back(found, self.holding(found.state.manifest)))
 
-    def _give_back(self, found: Directory) -> None:
+    def bring_back(self, found: Directory, good: Sequence[Directory]) -> SlotState | None:
+        """The long part of giving back: old bytes from the undo journal, or from `good` directories that hold them.
+
+        Touches nothing but the directory itself, so it needs no lock while `good` stays. Returns what the directory
+        holds then, None for nothing of use.
+        """
         state = found.state
-        if state.phase is Phase.UNDO:
-            undo(self._files, found.path, read_journal(found.path / JOURNAL_NAME, self._files))
-            self.settle(found, msgspec.structs.replace(state, phase=Phase.READY), found.mapped)
-        elif state.phase is not Phase.BUILDING:
-            self._name(found)  # a crash just before or after it was written: it is what it says
-        else:
-            good = [] if found.suspect else self.holding(state.manifest)
+        try:
+            if state.phase is Phase.UNDO:
+                undo(self._files, found.path, read_journal(found.path / JOURNAL_NAME, self._files))
+                return msgspec.structs.replace(state, phase=Phase.READY)
+            if state.phase is not Phase.BUILDING:
+                return state  # a crash just before or after it was written: it is what it says
+            if found.suspect or not state.manifest:
+                return None
             touched = read_journal(found.path / JOURNAL_NAME, self._files)
-            if touched and good:
+            if touched and not good:
+                return None
+            if touched:
                 restore(self._files, found.path, touched, good[0].mapped, self._threads)
                 write_layout(self._files, found.path, good[0].layout)
                 found.mapped = self._mapped(found.path, good[0].layout)  # some files may be other inodes now
-            elif touched or not state.manifest or found.suspect:
-                self._to_trash(found.path, found.mapped)
-                return
             phase = Phase.TWIN if any(each.is_ready for each in good) else Phase.READY
-            self.settle(found, msgspec.structs.replace(state, phase=phase), found.mapped)
+            return msgspec.structs.replace(state, phase=phase)
+        except (SlotStateError, NoSpaceError, OSError):
+            return None
+
+    def put_back(self, found: Directory, state: SlotState | None) -> None:
+        """The short part of giving back: put the directory into use as `state`, or drop it."""
+        try:
+            if state is not None:
+                self.settle(found, state, found.mapped)
+                return
+        except (NoSpaceError, OSError):
+            if found in self.all:
+                self.all.remove(found)
+        self._to_trash(found.path, found.mapped)
 
     def renew_inodes(self, found: Directory, numbers: Iterable[int]) -> None:
         """Give files of a directory new inodes, because a reader may have the old ones mapped. Raises NoSpaceError."""

@@ -46,6 +46,7 @@ class StreamSlots(SlotTable):
         super().__init__(directory, stream, catalog, files, count, threads)
         self._building: Building | None = None
         self._under: Directory | None = None
+        self._recovering = False
         self._exclusive = ""
         self._space = space or Space(self._files, margin_bytes=0)
         self._reserved: Reservation | None = None
@@ -58,8 +59,10 @@ class StreamSlots(SlotTable):
         until the commit; nobody may be reading it but the holder of the lease `exclusive`.
         Raises SlotsBusyError when every slot is held, NoSpaceError before anything is touched, SlotGoneError.
         """
+        if self._directories.pending:
+            self.recover()
         with self._undisturbed():
-            if self._building is not None:
+            if self._building is not None or self._recovering:
                 raise SlotsBusyError(f"{self.stream} is building a version already: commit or abort it first")
             try:
                 fill, held = self._choose(layout, source, exclusive)
@@ -265,8 +268,41 @@ class StreamSlots(SlotTable):
         with self._lock:
             if self._building is not building or self._under is None:
                 return
-            found, self._building, self._under = self._under, None, None
-            self._directories.give_back(found)
+            found = self._under
+        try:
+            self._give_back(found)
+        finally:
+            self._building = self._under = None
+
+    def recover(self) -> None:
+        """Bring back the spare that was being written when the process ended. `begin` does it where nobody did.
+
+        Takes as long as copying what had been written. Raises SlotsBusyError while a version is being built.
+        """
+        with self._lock:
+            if self._building is not None or self._recovering:
+                raise SlotsBusyError(f"{self.stream} is building a version: recovery goes before or after")
+            self._recovering = True
+        try:
+            while self._directories.pending:
+                self._give_back(self._directories.pending.pop())
+        finally:
+            self._recovering = False
+
+    def _give_back(self, found: Directory) -> None:
+        """End a building without a version, without keeping anyone waiting for the copying."""
+        with self._lock:
+            good = [] if found.suspect else self._directories.holding(found.state.manifest)
+            for each in good:
+                self._pins[each] += 1
+        try:
+            state = self._directories.bring_back(found, good)
+            with self._lock:
+                self._directories.put_back(found, state)
+        finally:
+            for each in good:
+                self._unpin(each)
+        with self._lock:
             self._collect()
         self._directories.empty_trash()
 

@@ -60,7 +60,7 @@ class World:
     def __init__(self, path, files=None, count=2, trees=TREES):
         self.path = path
         self.trees = trees
-        self.stream = Stream(path, count=count, files=files)
+        self.stream = Stream(path, count=count, files=files, recover=False)
         self.stream.trees = trees
         self.store = ChunkStore(path / "chunks", files)
         self.committed = max((slot.version for slot in self.stream.slots.slots()), default=0)
@@ -180,6 +180,17 @@ def retire(world):
     world.commit(2, 3)
 
 
+def prepare_half_built(world):
+    prepare_twin(world)
+    building = world.stream.slots.begin(world.transitions(2, 4)[0], world.stream.slots.current())
+    for chunk in world.transitions(2, 4)[1][:2]:
+        building.apply(chunk)
+
+
+def recover(world):
+    world.stream.slots.recover()
+
+
 def fetch(world):
     for number in range(6):
         world.store.put(digest(b"%d" % number), b"%d" % number)
@@ -216,6 +227,7 @@ SCENARIOS = {
     "new layout": (prepare_twin, new_layout, 2),
     "give up": (prepare_twin, give_up, 2),
     "retire": (prepare_behind, retire, 2),
+    "recover": (prepare_half_built, recover, 2),
     "fetch": (prepare_behind, fetch, 2),
     "publish": (prepare_twin, publish, 2),
     "retention": (prepare_behind, keep_few, 2),
@@ -274,6 +286,7 @@ def test_killed_at_any_call(root, beginnings, name, how, every):
         files.end()
         world.close()
         again = World(world.path, count=count)
+        again.stream.slots.recover()
         again.committed = world.committed
         again.check()
         for chunk, data in world.durable:
@@ -302,6 +315,7 @@ def test_any_call_may_fail(root, beginnings, name, how, every):
         world.close()
         files.end()
         again = World(world.path, count=count)
+        again.stream.slots.recover()
         again.committed = 5
         again.check()
         again.close()
@@ -330,6 +344,7 @@ def test_power_lost_at_any_call(root, beginnings, name, every):
                     again.stream.slots.mark_proven(slot)
                     continue
             again.stream.slots.drop(slot)
+        again.stream.slots.recover()
         again.check_served()
         for chunk, data in world.durable:
             assert again.store.get(chunk) == data
@@ -372,6 +387,7 @@ def test_killed_in_the_middle_of_a_chunk(root, beginnings, monkeypatch, name, se
     world.stream.files.end()
     world.close()
     again = World(world.path, count=count)
+    again.stream.slots.recover()
     again.committed = world.committed
     again.check()
     again.go_on()
@@ -478,6 +494,7 @@ def test_real_weights_survive_as_well(root, name, how):
         world.close()
         files.end()
         again = World(world.path, None, count, trees)
+        again.stream.slots.recover()
         again.committed = world.committed
         again.check()
         again.go_on()
@@ -485,3 +502,25 @@ def test_real_weights_survive_as_well(root, name, how):
         again.close()
     shutil.rmtree(root / "real-trainer")
     shutil.rmtree(folder)
+
+
+@everywhere
+def test_killed_again_while_the_only_slot_is_being_undone(root, beginnings, every):
+    folder, _, _ = beginnings["one slot"]
+    half = root / "half"
+    world = World(copy_of(folder, half), count=1)
+    building = world.stream.slots.begin(world.transitions(2, 3)[0], world.stream.slots.current())
+    for chunk in world.transitions(2, 3)[1][:3]:
+        building.apply(chunk)
+    world.close()
+    for at in chosen(0, 60, every):
+        files = FaultyFiles(at, "tear")
+        path = copy_of(half, root / "world")
+        with suppress(Stopped):
+            World(path, files, 1).close()
+        files.end()
+        again = World(path, count=1)
+        again.committed = 2
+        again.check()
+        again.go_on()
+        again.close()

@@ -23,6 +23,7 @@ from patchswarm.storage.errors import (
     UnknownLeaseError,
 )
 from patchswarm.storage.files import Files
+from patchswarm.storage.slots import StreamSlots
 from patchswarm.storage.state import encode_state, read_state
 from patchswarm.storage.verify import block_digests
 
@@ -593,3 +594,49 @@ def test_a_commit_stands_even_when_the_catalog_cannot_be_written_and_its_mark_fo
     files.full = False
     stream.slots.expire(0)
     assert stream.catalog.mark("qwen") == (1, 1, manifest_of(1))
+
+
+def test_after_a_restart_the_version_is_served_before_the_spare_is_brought_back(stream):
+    stream.commit(None, 1)
+    stream.commit(1, 2)
+    stream.twin(1, 2)
+    stream.build(2, 3)
+    slots = StreamSlots(stream.slots.directory, "qwen", stream.catalog, threads=2)
+    slots.open()
+    assert names(stream) == [".building", "v2"]
+    assert stream.holds(slots.current(), 2)
+    with stream.source(3) as source:
+        building = slots.begin(source.layout, slots.current())
+    for chunk in stream.chunks(2, 3):
+        building.apply(chunk)
+    assert stream.holds(building.commit(1, 3, manifest_of(3), "", proven=True), 3)
+    assert names(stream) == ["v2", "v3"]
+
+
+def test_readers_are_served_while_a_long_abort_copies(stream):
+    stream.commit(None, 1)
+    stream.commit(1, 2)
+    stream.twin(1, 2)
+    copying, go_on = threading.Event(), threading.Event()
+
+    class Slow(Files):
+        def pwrite(self, fd, data, offset):
+            if threading.current_thread() is not threading.main_thread() and len(data) > 1000:
+                copying.set()
+                go_on.wait(30)
+            return super().pwrite(fd, data, offset)
+
+    stream.files = Slow()
+    stream.reopen()
+    building = stream.build(2, 3)
+    aborting = threading.Thread(target=building.abort)
+    aborting.start()
+    assert copying.wait(30)
+    lease = stream.slots.lease(None, 60, 0)
+    assert lease.version == 2
+    with pytest.raises(SlotsBusyError):
+        stream.slots.begin(stream.source(3).layout, stream.slots.current())
+    stream.slots.release(lease.id)
+    go_on.set()
+    aborting.join()
+    assert read_tree(stream.slots.directory / ".twin-2") == stream.trees[2]

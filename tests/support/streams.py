@@ -124,8 +124,9 @@ def manifest_of(version: int) -> bytes:
 class Stream:
     """A made-up stream: versions as directories, and slots that follow them."""
 
-    def __init__(self, root: Path, count: int = 2, files: Files | None = None) -> None:
+    def __init__(self, root: Path, count: int = 2, files: Files | None = None, *, recover: bool = True) -> None:
         self.root = root
+        self.recovers = recover
         self.count = count
         self.files = files
         self.trees: dict[int, dict[str, bytes]] = {}
@@ -135,6 +136,8 @@ class Stream:
     def _slots(self) -> StreamSlots:
         slots = StreamSlots(self.root / "slots" / "qwen", "qwen", self.catalog, self.files, count=self.count, threads=2)
         slots.open()
+        if self.recovers:
+            slots.recover()
         return slots
 
     def reopen(self) -> StreamSlots:
