@@ -15,8 +15,8 @@ from .gossip import Body, Gossip, Learned
 from .ids import short
 from .link import Flight, Link
 from .manifest import Manifest, Opening, StreamRecord, Transition
-from .messages import META_ORDINAL, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
-from .picker import Plan
+from .messages import META_ORDINAL, RELEASED, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
+from .picker import CLAIM_S, Plan
 from .ranges import bits_of, mask
 from .roster import Dealing
 from .routing import Routing
@@ -28,6 +28,9 @@ TURN_S: Final = 0.1
 
 MAX_COPIES: Final = 4
 """Peers that one chunk is sent to at a time; others are told who they are, and ask those, or ask again."""
+
+CROSSING_S: Final = 3.0
+"""For so long a seed sends a chunk across to nobody else: who has it passes it on."""
 
 ROSTER_S: Final = 2.0
 """How long chunks are not asked across sites while the roster that deals them is on its way."""
@@ -62,6 +65,7 @@ class Fetch:
         self._plans: dict[bytes, tuple[Plan, Plan]] = {}  # attempt -> of data, of blobs
         self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
         self._roster_due_s: dict[bytes, float] = {}  # attempt -> until when its roster is waited for
+        self._sent: dict[bytes, tuple[bytes, float]] = {}  # chunk name -> node that this seed sent it to, and when
         self._held_off_s = 0.0
         self._turn_due_s: float | None = None
 
@@ -163,7 +167,7 @@ class Fetch:
             case Have():
                 self._heard(link, message, now_s)
             case Request():
-                self._serve(link, message)
+                self._serve(link, message, now_s)
             case Reject():
                 self._rejected(link, message, now_s)
             case Claim():
@@ -171,7 +175,9 @@ class Fetch:
                 if plans is not None and link.site == self.site:
                     for first, last in message.ranges:
                         if last < META_ORDINAL:
-                            plans[0].claim(mask(first, last) & plans[0].dealt, now_s)
+                            bits = mask(first, last) & plans[0].dealt
+                            plans[0].claim(bits, 0.0 if message.rank == RELEASED else now_s + CLAIM_S)
+                    self.request(now_s)
             case Cancel():
                 pass  # a hint; the chunk all the same is a correct answer
             case _:
@@ -232,19 +238,41 @@ class Fetch:
         else:
             link.trust(flight.attempt, flight.ordinal)  # it may have been late, and taken for a false offer
             link.defer(flight.attempt, flight.ordinal)
+            self._give_up(flight)
         self.request(now_s)
+
+    def _give_up(self, flight: Flight) -> None:
+        """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""
+        plans = self._plans.get(flight.attempt)
+        if plans is not None and flight.ordinal < META_ORDINAL and plans[0].release(flight.ordinal):
+            self._tell_site(Claim(flight.attempt, RELEASED, ((flight.ordinal, flight.ordinal),)))
+
+    def _tell_site(self, claim: Claim) -> None:
+        for link in self._links.values():
+            if link.site == self.site and link.record is not None:
+                self._emit(Send(link.number, claim))
 
     # -- serving --------------------------------------------------------------------------------------------
 
-    def _serve(self, link: Link, request: Request) -> None:
+    def _serve(self, link: Link, request: Request, now_s: float) -> None:
         copies = self._copies.get(request.name, [])
         if not self._has(request.name):
             self._emit(Send(link.number, Reject(request.request, Reason.MISSING)))
-        elif len(copies) >= MAX_COPIES:
+        elif len(copies) >= MAX_COPIES or self._crossed(link, request.name, now_s):
             self._emit(Send(link.number, Reject(request.request, Reason.BUSY, tuple(copies))))
         else:
             self._copies.setdefault(request.name, copies).append(link.node)
             self._emit(Serve(link.number, request.request, request.name, request.secure))
+
+    def _crossed(self, link: Link, name: bytes, now_s: float) -> bool:
+        """Whether this seed has just sent the chunk across to another node, from which it will spread."""
+        if link.site == self.site or not self.stock.is_seeding(name, self._node):
+            return False
+        node, at_s = self._sent.get(name, (link.node, now_s))
+        if node != link.node and now_s - at_s < CROSSING_S:
+            return True
+        self._sent[name] = (link.node, now_s)
+        return False
 
     def served(self, node: bytes, name: bytes) -> None:
         """Note that a chunk of a `Serve` has left for a node, or will not."""
@@ -310,17 +338,23 @@ class Fetch:
         near, far = self._offered(series, data, seeds=False)
         free = missing & ~near.data
         taken = list(data.step_in(free, far.data, now_s))
-        if free and not series.asked.data:
-            stolen = data.steal(free, far.data, now_s)
+        if free and not free & data.mine & data.owned and not self._asking_seed(series, data):
+            stolen = data.steal(free, far.data, self._rng, now_s)
             taken += [stolen] if stolen is not None else []
         if taken:
-            claim = Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges())
-            for link in self._links.values():
-                if link.site == self.site and link.record is not None:
-                    self._emit(Send(link.number, claim))
+            self._tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
         # Blobs are few: whoever steps in for them does so without a claim.
         for _ in meta.step_in(series.missing_meta() & ~series.asked.meta & ~near.meta, far.meta, now_s):
             pass
+
+    def _asking_seed(self, series: Series, plan: Plan) -> bool:
+        """Whether a chunk of the series is asked of the seed's site."""
+        return any(
+            flight.attempt == series.attempt and flight.ordinal < META_ORDINAL
+            for link in self._links.values()
+            if plan.is_source(link)
+            for flight in link.flights.values()
+        )
 
     def _alive(self) -> frozenset[bytes]:
         return frozenset(link.node for link in self._links.values() if link.record is not None)
@@ -371,7 +405,7 @@ class Fetch:
     def _ask(self, link: Link, series: Series, now_s: float, *, data: bool) -> None:
         """Ask `link` for chunks of one series as long as its window has room."""
         offered = link.offers(series.attempt)
-        if offered is None or link.is_stuck or link.room_bytes() <= 0:
+        if offered is None or link.is_stuck or not link.has_room():
             return
         deferred = link.deferred.get(series.attempt) or ChunkSet()
         if link.site != self.site and self._awaits_roster(series, now_s):
@@ -391,7 +425,7 @@ class Fetch:
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites
         # the order of encoding, so that thieves can begin at the far end.
         start = self._rng.randrange(bits.bit_length()) if bits and link.site == self.site else 0
-        while bits and link.room_bytes() > 0:
+        while bits and link.has_room():
             later = bits >> start << start or bits
             low = later & -later
             bits ^= low
@@ -410,8 +444,10 @@ class Fetch:
             plans = self._plans[series.attempt] = (self._new_plan(series), self._new_plan(series))
             alive = self._alive() if alive is None else alive
         data, meta = plans
-        borders = frozenset(data.dealing.borders) if data.dealing else frozenset()
-        living = data.alive if alive is None else alive & borders
+        if alive is None:
+            living = data.alive
+        else:
+            living = alive & (data.seeds.union(data.dealing.borders) if data.dealing else data.seeds)
         data.deal(series.named, living, now_s)
         meta.deal(series.named_meta, living, now_s)
         return plans

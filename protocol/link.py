@@ -10,6 +10,9 @@ from .series import ChunkSet
 
 MIN_DEADLINE_S: Final = 2.0
 MIN_WINDOW_BYTES: Final = 256 * 1024
+MIN_FLIGHTS: Final = 2
+"""Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
+
 FIRST_RTT_S: Final = 0.1
 """Taken for a round trip until one has been measured."""
 
@@ -98,9 +101,9 @@ class Link:
         rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
         return max(MIN_WINDOW_BYTES, int(2 * self.goodput * rtt))
 
-    def room_bytes(self) -> int:
-        """What of the window is free. A chunk may be asked for as long as there is any."""
-        return self.window_bytes() - self.inflight_bytes
+    def has_room(self) -> bool:
+        """Whether one more chunk may be asked for: the window is not full, or the peer has less than two to send."""
+        return len(self.flights) < MIN_FLIGHTS or self.inflight_bytes < self.window_bytes()
 
     def depart(self, attempt: bytes, ordinal: int, name: bytes, size: int, now_s: float) -> int:
         """Note a request; returns its number on this connection."""

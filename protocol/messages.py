@@ -24,6 +24,9 @@ PROTOCOL_VERSION: Final = 1
 META_ORDINAL: Final = 2**31
 """Chunks of a transition's blobs are numbered from here in HAVE and REQUEST: layout, then digests, then index."""
 
+RELEASED: Final = 255
+"""Rank of a CLAIM that takes an earlier one back."""
+
 PIECE_BYTES: Final = 48 * 1024
 
 SignedBytes = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES + 1, max_length=MAX_SIGNED_BYTES)]
@@ -174,7 +177,10 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag=21):
-    """The sender fetches these chunks into its site, as the owner of this rank: no one else need."""
+    """The sender fetches these chunks into its site, as the owner of this rank: no one else need.
+
+    With rank RELEASED it does not after all.
+    """
 
     attempt: Attempt
     rank: Annotated[int, msgspec.Meta(ge=0, le=255)]

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from .chance import Chance
 from .link import Link
-from .ranges import iterate
+from .ranges import bits_of, iterate
 from .roster import Dealing
 
 LEAST_PATIENCE_S: Final = 3.0
@@ -78,7 +79,11 @@ class Plan:
             return _EVERYTHING
         if link.site == site:
             return self.mine if link.node in self.seeds else _EVERYTHING
-        return self.mine & self.owned if self.is_source(link) else self.mine
+        if not self.is_source(link):
+            return self.mine
+        if link.node in self.seeds or not self.seeds & self.alive:
+            return self.mine & self.owned
+        return 0  # the seed itself is there to be asked
 
     def is_source(self, link: Link) -> bool:
         """Whether a peer is a seed, or shares a seed's links to other sites: those carry each chunk once."""
@@ -100,11 +105,27 @@ class Plan:
         self.patience_s += (interval - self.patience_s) / 8
         self.progress_s[who] = now_s
 
-    def claim(self, ordinals: int, now_s: float) -> None:
-        """Leave chunks to the one who claimed them, for a while."""
+    def claim(self, ordinals: int, until_s: float) -> None:
+        """Leave chunks to the one who claimed them until then; 0 gives them back to whom they were dealt."""
+        dealing = self._dealing
+        if dealing is None:
+            return
         for ordinal in iterate(ordinals & self.dealt):
-            self.claimed[ordinal] = now_s + CLAIM_S
             self.mine &= ~(1 << ordinal)
+            if until_s:
+                self.claimed[ordinal] = until_s
+            else:
+                self.claimed.pop(ordinal, None)
+                if dealing.rank(ordinal, self.alive) == 0:
+                    self.mine |= 1 << ordinal
+
+    def release(self, ordinal: int) -> bool:
+        """Hand back a chunk that was dealt to another border. Returns whether it was."""
+        dealing = self._dealing
+        if dealing is None or dealing.rank(ordinal, self.alive) == 0:
+            return False
+        self.mine &= ~(1 << ordinal)
+        return True
 
     def step_in(self, missing: int, offered: int, now_s: float) -> Iterator[int]:
         """Ordinals that this node takes over because those before it have brought nothing for a while.
@@ -148,20 +169,23 @@ class Plan:
     def _silent_s(self, who: object, now_s: float) -> float:
         return now_s - self.progress_s.get(who, self.began_s)
 
-    def steal(self, missing: int, offered: int, now_s: float) -> int | None:
-        """The last chunk that nobody has claimed, for a border with nothing to do.
+    def steal(self, missing: int, offered: int, chance: Chance, now_s: float) -> int | None:
+        """A chunk that was dealt to others and that nobody has claimed, for a border with nothing left of its own.
 
-        First of those that only the seed has, then of those that other borders of this site have yet to bring in.
+        First one that only the seed has, then one that other borders of this site have yet to bring in. Taken at
+        random from the later half: their owners come from the other end, and other thieves choose too.
         """
         dealing = self._dealing
         if dealing is None or not dealing.is_border:
             return None
-        for free in (missing & self.dealt & ~offered, missing & self.dealt & offered & ~self.mine):
-            while free:
-                ordinal = free.bit_length() - 1
-                if self.claimed.get(ordinal, 0.0) <= now_s:
-                    self.mine |= 1 << ordinal
-                    self.owned |= 1 << ordinal
-                    return ordinal
-                free ^= 1 << ordinal
+        claimed = bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
+        free = missing & self.dealt & ~claimed
+        for some in (free & ~offered, free & offered & ~self.mine):
+            ordinals = list(iterate(some))
+            if ordinals:
+                later = ordinals[len(ordinals) // 2 :]
+                ordinal = later[chance.randrange(len(later))]
+                self.mine |= 1 << ordinal
+                self.owned |= 1 << ordinal
+                return ordinal
         return None

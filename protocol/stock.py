@@ -88,6 +88,15 @@ class Stock:
         """Whether any series still lacks the chunk."""
         return any(ordinal not in series.have for series, ordinal in self._places.get(name, ()))
 
+    def is_seeding(self, name: bytes, node: bytes) -> bool:
+        """Whether `node` made the chunk and a roster says who passes it on."""
+        return any(
+            series.opening is not None
+            and series.opening.roster
+            and any(part.node == node for part in series.opening.parts)
+            for series, _ in self._places.get(name, ())
+        )
+
     def recount(self, series: Series) -> None:
         """Compare what is thought to be stored with the store, which may have lost or deleted something."""
         series.keep_only(self._has)
