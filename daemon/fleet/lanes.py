@@ -24,6 +24,17 @@ _log: Final = structlog.get_logger(__name__)
 DIAL_TIMEOUT_S: Final = 10.0
 OFFER_S: Final = 30.0
 
+_KEEP_ALIVE: Final = {
+    "TCP_KEEPIDLE": 15,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 20_000,
+}
+"""Lanes idle between versions, for longer than many a NAT remembers them: keep them alive, and notice when they died.
+
+Seconds, but for the last: milliseconds in which sent bytes must be acknowledged.
+"""
+
 
 class LaneDesk:
     """Lanes of all peers, at most `limit` each. `make(peer, codec)` makes the protocol object of one lane."""
@@ -57,7 +68,7 @@ class LaneDesk:
         except (OSError, TimeoutError) as error:
             _log.info("no lane", address=peer.address, reason=str(error) or type(error).__name__)
             return
-        _prefer_bbr(transport.get_extra_info("socket"))
+        _tune(transport.get_extra_info("socket"))
         transport.write(encode_preamble(offer.lane, offer.key))
         peer.lane_up(lane)
 
@@ -69,7 +80,7 @@ class LaneDesk:
             _log.warning("lane refused", reason=str(error))
             connection.close()
             return
-        _prefer_bbr(connection)
+        _tune(connection)
         _, lane = await asyncio.get_running_loop().connect_accepted_socket(
             lambda: self._make(peer, LaneCodec(key, dialler=False)), connection
         )
@@ -92,7 +103,11 @@ class LaneDesk:
             del self._offers[lane]
 
 
-def _prefer_bbr(connection: socket.socket) -> None:
-    """Use BBR where the kernel has it: with some loss it holds its rate where cubic collapses."""
+def _tune(connection: socket.socket) -> None:
+    """Use BBR where the kernel has it (with some loss it holds its rate where cubic collapses), and keep alive."""
     with contextlib.suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    with contextlib.suppress(OSError, AttributeError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
@@ -21,6 +22,8 @@ FIRST_BYTES_S: Final = 10.0
 """Time that a connection has to say what it is and finish its handshake."""
 
 MAX_HALF_OPEN: Final = 256
+"""Connections that have not said what they are. One more, and the oldest goes: strangers keep nobody out for long."""
+
 _TLS_HANDSHAKE: Final = 0x16  # RFC 8446, section 5.1: ContentType handshake
 
 Control = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -60,7 +63,7 @@ class Listener:
         self._tls = tls
         self._control = control
         self._lane = lane
-        self._half_open = asyncio.Semaphore(MAX_HALF_OPEN)
+        self._half_open: dict[asyncio.Timeout, None] = {}  # oldest first
 
     async def run(self) -> None:
         """Accept until cancelled; then every connection it accepted is closed too."""
@@ -81,14 +84,12 @@ class Listener:
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with self._half_open, asyncio.timeout(FIRST_BYTES_S):
+            async with self._limited():
                 first = await _peek(accepted)
                 if first == _TLS_HANDSHAKE:
                     reader, writer = await _streams(accepted, self._tls)
-                elif first == MAGIC[0]:
-                    preamble = await _read_exactly(accepted, PREAMBLE_BYTES)
                 else:
-                    return
+                    preamble = await _read_exactly(accepted, PREAMBLE_BYTES)
             if first == _TLS_HANDSHAKE:
                 await self._control(reader, writer)
             else:
@@ -101,9 +102,23 @@ class Listener:
             accepted.close()
             raise
 
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[None]:
+        """As long as a connection has not said what it is: in time, and only so many. Raises TimeoutError."""
+        async with asyncio.timeout(FIRST_BYTES_S) as patience:
+            if len(self._half_open) >= MAX_HALF_OPEN:
+                oldest = next(iter(self._half_open))
+                del self._half_open[oldest]
+                oldest.reschedule(asyncio.get_running_loop().time())
+            self._half_open[patience] = None
+            try:
+                yield
+            finally:
+                self._half_open.pop(patience, None)
+
 
 async def _peek(connection: socket.socket) -> int:
-    """The first byte, left in the socket. Raises EOFError when there is none."""
+    """The first byte, left in the socket. Raises EOFError when there is none, or neither TLS nor a lane begins so."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(connection, readable.set)
@@ -114,6 +129,8 @@ async def _peek(connection: socket.socket) -> int:
     first = connection.recv(1, socket.MSG_PEEK)
     if not first:
         raise EOFError("closed before the first byte")
+    if first[0] not in (_TLS_HANDSHAKE, MAGIC[0]):
+        raise EOFError(f"begins with byte {first[0]}: neither TLS nor a lane")
     return first[0]
 
 

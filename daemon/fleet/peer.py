@@ -31,6 +31,9 @@ _log: Final = structlog.get_logger(__name__)
 LANE_WAIT_S: Final = 2.0
 """How long chunks wait for a lane before they go over TLS."""
 
+LANE_RETRY_S: Final = 5.0
+"""How long a peer is without lanes before another is offered to it."""
+
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 """Control bytes that may wait for a peer: one that reads nothing is dropped, not fed."""
 
@@ -95,13 +98,19 @@ class Peer:
                 self._tasks.create_task(self._serve_secure())
                 self._tasks.create_task(self._without_lanes())
                 self._tasks.create_task(self._widen())
-                await self._read()
+                try:
+                    await self._read()
+                finally:
+                    self.close()
         except* EOFError:
             _log.debug("link closed by the peer", peer=self.number)
         except* ProtocolError as errors:
             _log.warning("peer broke a rule", peer=self.number, reason=str(errors.exceptions[0]))
         except* OSError as errors:
             _log.debug("link ended", peer=self.number, reason=str(errors.exceptions[0]))
+        except* Exception:
+            # A mistake of ours that something this peer said has brought to light: it costs this link, not the node.
+            _log.exception("link given up", peer=self.number)
         finally:
             self.close()
 
@@ -140,8 +149,14 @@ class Peer:
         if self._closed:
             lane.close()
             return
+        serving = self._serve_lane(lane)
+        try:
+            self._tasks.create_task(serving)
+        except RuntimeError:  # the group is ending this very moment
+            serving.close()
+            lane.close()
+            return
         self.lanes.append(lane)
-        self._tasks.create_task(self._serve_lane(lane))
 
     def lane_down(self, lane: Lane) -> None:
         """A lane to this peer is gone."""
@@ -173,6 +188,9 @@ class Peer:
         if asked is None:
             return  # it came by another way meanwhile
         name, size = asked
+        if piece.request not in self._pieces:
+            for request in [request for request in self._pieces if self._owner.piece_of(self, request) is None]:
+                del self._pieces[request]  # closed half-way: its chunk will not be completed here
         body = self._pieces.setdefault(piece.request, bytearray())
         if piece.size != size or piece.offset != len(body) or len(body) + len(piece.data) > size:
             raise ProtocolError(f"pieces of chunk {short(name)} do not follow each other")
@@ -236,9 +254,17 @@ class Peer:
             await self._writer.drain()
 
     async def _widen(self) -> None:
-        """Ask for more lanes while chunks queue behind full ones, as long as each growth carries more."""
+        """Ask for more lanes while chunks queue behind full ones, as long as each growth carries more.
+
+        Where the last lane has broken, the side that offers them offers another now and then.
+        """
+        without_s = 0.0
         while True:
             await asyncio.sleep(GROWTH_S)
+            without_s = 0.0 if self.lanes else without_s + GROWTH_S
+            if without_s >= LANE_RETRY_S and self.address is None:
+                without_s = 0.0
+                self._owner.offer_lane(self)
             rate = self.upload.rate(time.monotonic())
             backlog = self._over_lanes.qsize() > 0 and self.lanes and all(lane.is_full for lane in self.lanes)
             if not backlog:
