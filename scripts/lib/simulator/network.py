@@ -248,10 +248,10 @@ class Network:
         """Account for bytes that moved in `step_s`."""
         lanes[_LEFT] -= moved
         size = len(self._rate)
-        load: Floats = np.bincount(links.ravel(), np.tile(moved, PATH_LINKS), size)
+        load = per_link(links, moved, size)
         load[0] = 0.0
         self.carried += load
-        crowd: Floats = np.bincount(links.ravel(), np.tile(lanes[_LEFT] + lanes[_BEHIND], PATH_LINKS), size)
+        crowd = per_link(links, lanes[_LEFT] + lanes[_BEHIND], size)
         lanes[_WINDOW] = np.minimum(lanes[_WINDOW] + moved * lanes[_GROWTH], self.tcp.max_window)
         self._fill(load / step_s, crowd, step_s)
 
@@ -311,12 +311,16 @@ class Network:
             lane.deliver(item)
 
 
+def per_link(links: NDArray[np.intp], amounts: Floats, size: int) -> Floats:
+    """Sum of the flows' `amounts` over each of `size` links; `links` has a column per flow."""
+    return np.bincount(links.ravel(), np.tile(amounts, len(links)), size).astype(np.float64, copy=False)
+
+
 def fair_shares(links: NDArray[np.intp], demand: Floats, free: Floats) -> tuple[Floats, Floats]:
     """Max-min fair rates of flows over `links` (a column per flow), none above its `demand`.
 
     Returns the rates, and the share that each flow could have had. Flows whose demand is below their share, and all
-    flows of a link that is the bottleneck of every flow on it, are settled in each round; what they leave is dealt
-    again (Bertsekas and Gallager, Data Networks, 6.5.2).
+    flows of a link that holds back every flow on it, are settled in each round; what they leave is dealt again (Bertsekas and Gallager, Data Networks, 6.5.2).
     """
     rate = np.zeros(len(demand))
     fair = np.zeros(len(demand))
@@ -329,16 +333,16 @@ def fair_shares(links: NDArray[np.intp], demand: Floats, free: Floats) -> tuple[
         share = np.maximum(free, 0.0) / np.maximum(crowd, 1)
         each = share[mine]
         lowest = each.min(axis=0)
-        at_bottleneck = each <= lowest * (1 + 1e-9)
-        bound = np.bincount(mine.ravel(), at_bottleneck.ravel(), size)
-        tight = bound == crowd
-        settled = (wanted <= lowest) | (at_bottleneck & tight[mine]).any(axis=0)
+        content = wanted <= lowest
+        held = (each <= lowest * (1 + 1e-9)) & ~content
+        tight = np.bincount(mine.ravel(), held.ravel(), size) == crowd
+        settled = content | (held & tight[mine]).any(axis=0)
         if not settled.any():
             break
         flows = open_flows[settled]
         fair[flows] = lowest[settled]
         rate[flows] = np.minimum(wanted, lowest)[settled]
-        free -= np.bincount(links[:, flows].ravel(), np.tile(rate[flows], len(links)), size)
+        free -= per_link(links[:, flows], rate[flows], size)
         free[0] = _ENDLESS
         open_flows = open_flows[~settled]
         if not len(open_flows):

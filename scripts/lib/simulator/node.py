@@ -34,7 +34,7 @@ class Node:
         self.identity = identity
         self.id = digest(identity.public)
         self.address = f"host-{number}:1"
-        self.alive = True
+        self.alive = False
         self.joined_s = world.clock.now_s
         self.version = 1
         self.tally = Tally()
@@ -54,6 +54,7 @@ class Node:
     def start(self) -> None:
         """Come up: hold the base version, say who this is, begin to tick."""
         now_s = self.world.clock.now_s
+        self.alive = True
         self.store.update(name for name, _ in self.world.release.old_chunks)
         self.swarm.announce(self.said, now_s)
         self.swarm.fetch.hold(STREAM, frozenset({self.world.release.base_digest}), lists_first=False, now_s=now_s)

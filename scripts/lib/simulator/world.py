@@ -20,6 +20,10 @@ from .tcp import Tcp
 from .wire import Wire
 
 DIAL_TIMEOUT_S: Final = 10.0
+REFUSED_S: Final = 0.1
+STARTED_S: Final = 1.0
+"""All daemons come up within this time; until then their hosts refuse connections."""
+
 SEEDS: Final = 3
 """Hosts whose addresses every new node is given, the head among them."""
 
@@ -87,7 +91,7 @@ class World:
                 if other is not node and self.rng.random() < node.host.known_share:
                     node.learn(ObjectKind.NODE, other.said)
             node.swarm.effects()
-            self.clock.at(self.rng.random(), node.start)
+            self.clock.at(self.rng.random() * STARTED_S, node.start)
 
     def _add(self, place: int, host: Host) -> Node:
         node = Node(self, len(self.nodes), place, host, self.cluster.identity())
@@ -111,7 +115,8 @@ class World:
         """TCP and TLS 1.3 handshakes: two round trips until the dialler may speak."""
         other, now_s = self.by_address.get(address), self.clock.now_s
         if other is None or other.host.nat or self.is_cut(node, other):
-            self.clock.at(now_s + DIAL_TIMEOUT_S, node.dial_failed, address)
+            starting = other is not None and not other.alive and now_s < STARTED_S
+            self.clock.at(now_s + (REFUSED_S if starting else DIAL_TIMEOUT_S), node.dial_failed, address)
             return
         wire = Wire(self, node, other)
         rtt_s = wire.ends[0].path.rtt_s

@@ -1,0 +1,121 @@
+"""In seeded worlds of all shapes every live, connected node gets the version, and no invariant breaks."""
+
+import pytest
+from simulation.worlds import check, liars, make, run, small_map, with_host, with_hosts
+from simulator.places import Lie, Patch
+from simulator.tcp import Tcp
+from simulator.trust import remembered_signatures
+
+SEEDS = [1, 2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_node_of_three_sites_gets_there(seed):
+    check(run(small_map(seed, 4, 4, 4), seed))
+
+
+@pytest.mark.parametrize("members", [(2,), (9,), (1, 1, 1, 1, 1), (2, 1, 9)])
+def test_sites_of_any_size_get_there(members):
+    check(run(small_map(3, *members), 3))
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 300])
+def test_patches_of_few_and_of_many_chunks_arrive(chunks):
+    check(run(small_map(4, 3, 3), 4, Patch(2_000_000, chunks)))
+
+
+def test_hosts_without_labels_get_there():
+    check(run(small_map(5, 4, 4, 4, labels=False), 5))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hosts_behind_nat_receive_and_give(seed):
+    map_ = small_map(seed, 4, 4, 4)
+    for number in (2, 3, 5, 6, 7, 9):
+        map_ = with_host(map_, number, nat=True)
+    world = run(map_, seed)
+    check(world)
+
+
+def test_nodes_that_know_few_of_the_others_get_there():
+    check(run(with_hosts(small_map(6, 5, 5, 5), known_share=0.2), 6))
+
+
+def test_a_slow_host_and_a_slow_head_hold_nobody_up_for_ever():
+    map_ = with_host(small_map(7, 4, 4), 0, up=1e6)
+    check(run(with_host(map_, 5, up=2e5, down=2e5), 7))
+
+
+def test_lossy_links_only_slow_things_down():
+    check(run(small_map(8, 4, 4, loss=0.02), 8))
+    check(run(small_map(8, 4, 4, loss=0.02), 8, tcp=Tcp(bbr=True)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nodes_that_come_and_go_leave_the_others_complete(seed):
+    world = run(small_map(seed, 5, 5, 5), seed, Patch(20_000_000, 60), churn_per_s=0.2)
+    check(world)
+    assert len(world.nodes) > 15
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_death_of_a_node_in_the_middle_of_it(said):
+    with remembered_signatures():
+        world = make(small_map(9, 4, 4, 4), 9, Patch(20_000_000, 60))
+        for number in (4, 8):
+            world.at(0.8, lambda number=number: world.kill(world.nodes[number], said=said))
+        world.run()
+    check(world)
+
+
+def test_what_one_other_node_has_outlives_the_head():
+    with remembered_signatures():
+        world = make(small_map(10, 3, 3, 3), 10)
+        finished = world.finished
+
+        def then_kill_the_head(node):
+            finished(node)
+            if node is not world.head and world.head.alive:
+                world.kill(world.head, said=False)
+
+        world.finished = then_kill_the_head
+        world.run()
+    assert not world.head.alive
+    check(world)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_site_that_was_cut_off_gets_there_after_the_cut_heals(seed):
+    with remembered_signatures():
+        world = make(small_map(seed, 4, 4, 4), seed, Patch(20_000_000, 60))
+        world.at(0.5, lambda: world.part({1}))
+        world.at(15.0, lambda: world.part(()))
+        world.run()
+    check(world)
+    cut_off = [node.tally.finished_s for node in world.nodes if node.host.site == 1]
+    others = [node.tally.finished_s for node in world.nodes if node.host.site == 2]
+    assert min(cut_off) > world.options.warm_up_s + 15.0
+    assert max(others) < world.options.warm_up_s + 15.0
+
+
+def test_a_node_that_was_away_for_the_publish_learns_of_it():
+    with remembered_signatures():
+        world = make(small_map(11, 4, 4), 11)
+        world.at(-0.5, lambda: world.part({1}))
+        world.at(20.0, lambda: world.part(()))
+        world.run()
+    check(world)
+
+
+@pytest.mark.parametrize("lie", [Lie.WRONG_BYTES, Lie.FALSE_HAVE, Lie.SILENCE])
+def test_liars_delay_but_do_not_stop_the_others(lie):
+    world = run(liars(small_map(12, 4, 4, 4), lie, 4, 9), 12)
+    check(world)
+
+
+def test_the_same_seed_gives_the_same_run():
+    def finishes(seed):
+        return [node.tally.finished_s for node in run(small_map(seed, 3, 3), seed).nodes]
+
+    assert finishes(13) == finishes(13)
+    assert finishes(13) != finishes(14)
