@@ -98,7 +98,10 @@ class LeaseBook:
         """The slot under a lease became another version with its holder's consent."""
         held = self._leases.get(id)
         if held is not None and held.state is LeaseState.HELD:
-            self._keep(replace(held, epoch=epoch, version=version, manifest=manifest))
+            moved = replace(held, epoch=epoch, version=version, manifest=manifest)
+            self._leases[id] = moved
+            with suppress(StorageError):  # its next renewal writes it again
+                self._keep(moved)
 
     def void(self, epoch: int, version: int) -> None:
         """End all leases on a version that must not be read any more."""

@@ -168,9 +168,14 @@ class StreamSlots(SlotTable):
 
     def _victim(self, keep: Directory | None) -> Directory | None:
         """The directory that makes way for a new version; None when there is room for one more."""
-        if len(self._directories.all) < self.count or (self.count == 1 and keep is not None):
-            return None  # with one slot, a new layout stands beside the old one until it is committed
+        newest = self._directories.newest()
         free = [each for each in self._directories.all if each is not keep and self._is_free(each)]
+        if not free and newest and newest is not keep and newest.state.withdrawn and not self._is_held(newest):
+            free = [newest]  # it is not served, and nobody mends it now
+        # With one slot, what cannot be made in place stands beside the old version until it is committed.
+        room = self.count if self.count > 1 or free else 2
+        if len(self._directories.all) < room:
+            return None
         if not free:
             raise SlotsBusyError(
                 f"all {self.count} slots of {self.stream} are in use: wait for a lease to end, or raise slots"

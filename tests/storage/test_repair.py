@@ -248,3 +248,22 @@ def test_a_route_through_a_change_of_layout_goes_on_beside_the_only_slot(single)
     building.commit(1, 4, manifest_of(4), "", proven=True)
     assert single.holds(single.slots.current(), 4)
     assert names(single) == ["v4"]
+
+
+def test_with_one_slot_a_version_comes_from_nothing_beside_the_one_that_is_served(single):
+    building = single.build(None, 2)
+    assert single.holds(single.slots.current(), 1)
+    assert single.holds(building.commit(1, 2, manifest_of(2), "", proven=True), 2)
+    assert names(single) == ["v2"]
+
+
+def test_a_withdrawn_version_that_nobody_mends_makes_way(single, stream):
+    for each, start in ((single, 1), (stream, 2)):
+        held = each.slots.slots()[0] if each is stream else None
+        if held:
+            each.slots.pin(held)
+        each.slots.withdraw(each.slots.current())
+        assert each.holds(
+            each.build(None, start + 1).commit(1, start + 1, manifest_of(start + 1), "", proven=True), start + 1
+        )
+        assert each.slots.current().version == start + 1
