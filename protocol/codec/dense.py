@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ..elements import Kind, width_bytes
 from ..errors import CodecError
 from .bits import kernel
-from .order import Order, order_of, pack_nibbles, unpack_nibbles
-from .pieces import SpanPiece, frozen
+from .order import Order, frozen, order_of, pack_nibbles, unpack_nibbles
+from .pieces import SpanPiece
 from .record import LZ4, RAW, STEPS, STORED, VALUES, ZSTD, Reader, Record, Segment, check_of, varint, write_segments
 from .scan import ordered, step_between
 from .spans import CodecOptions

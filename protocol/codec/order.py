@@ -14,8 +14,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..elements import BITS, FLOAT_FIELDS, Kind
+from .bits import kernel
 
 _SIGNED = frozenset({Kind.I4, Kind.I8, Kind.I16, Kind.I32, Kind.I64})
 LEVELS = 256  # classes of the old value that band cuts may fall between
@@ -66,16 +68,38 @@ def order_of(kind: Kind) -> Order:
     )
 
 
-def unpack_nibbles(packed: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes (n,) uint8 to elements (2n,) uint8, low nibble first, each in the upper half of its byte."""
-    out = np.empty(packed.size * 2, np.uint8)
-    np.left_shift(packed, 4, out=out[0::2])
-    np.bitwise_and(packed, 0xF0, out=out[1::2])
+@kernel
+def spread_nibbles(packed: Any, out: Any) -> None:
+    """Bytes (n,) to elements `out` (2n,), low nibble first, each in the upper half of its byte."""
+    for i in range(packed.size):
+        byte = np.int64(packed[i])
+        out[2 * i] = (byte << 4) & 0xF0
+        out[2 * i + 1] = byte & 0xF0
+
+
+@kernel
+def join_nibbles(elements: Any, out: Any) -> None:
+    """Inverse of `spread_nibbles`: elements (2n,) to bytes `out` (n,)."""
+    for i in range(out.size):
+        out[i] = (np.int64(elements[2 * i]) >> 4) | np.int64(elements[2 * i + 1])
+
+
+def frozen(values: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view: kernels are compiled for inputs of that one type."""
+    out = values.view()
+    out.flags.writeable = False
     return out
 
 
-def pack_nibbles(elements: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bytes (n,) uint8 to elements (2n,) uint8, low nibble first, each in the upper half of its byte."""
+    out = np.empty(packed.size * 2, np.uint8)
+    spread_nibbles(frozen(packed), out)
+    return out
+
+
+def pack_nibbles(elements: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Inverse of `unpack_nibbles`: elements (2n,) to bytes (n,)."""
-    out = np.right_shift(elements[0::2], 4, dtype=np.uint8)
-    np.bitwise_or(out, elements[1::2], out=out)
+    out = np.empty(elements.size // 2, np.uint8)
+    join_nibbles(frozen(elements), out)
     return out

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CodecError
-from .order import Order, pack_nibbles, unpack_nibbles
+from .order import Order, frozen, pack_nibbles, unpack_nibbles
 from .record import Segment
 
 SMALL: Final = 32 << 10  # bytes below which spans are gathered
@@ -32,13 +32,6 @@ def elements_of(data: NDArray[np.uint8], order: Order) -> NDArray[Any]:
         if not out.flags.aligned:
             out = out.copy()
     return frozen(out)
-
-
-def frozen(values: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: kernels are compiled for inputs of that one type."""
-    out = values.view()
-    out.flags.writeable = False
-    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from numba import types
 
-from . import bands, dense, locate, scan, stream, tables
+from . import bands, dense, locate, order, scan, stream, tables
 
 _I64 = types.int64
 _WIDTHS = (types.uint8, types.uint16, types.uint32, types.uint64)
@@ -31,6 +31,8 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
     bytes2 = scratch(types.uint8, 2)
     pairs = scratch(_I64, 2)
     out: list[tuple[Any, tuple[Any, ...]]] = [
+        (order.spread_nibbles, (given(types.uint8), u8)),
+        (order.join_nibbles, (given(types.uint8), u8)),
         (tables.quantise, (i64, u8)),
         (tables.build_encoder, (u8, u8, u32)),
         (tables.build_decoder, (u8, u8, u32)),
