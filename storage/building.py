@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..protocol.codec.chunk import AppliedChunk, Resolve, apply_chunk, covered_ranges
-from ..protocol.errors import CodecError
+from ..protocol.errors import BaseMismatchError, CodecError
 from ..protocol.layout import Layout
 from .errors import StorageError
 from .files import Files
@@ -64,11 +64,31 @@ class Building:
         failure on the way, only `abort` is left. Raises NoSpaceError when the journal cannot grow.
         """
         with self._working() as mapped:
-            ranges = covered_ranges(contents)
+            return self._apply(mapped, contents)
+
+    def try_apply(self, contents: bytes) -> bool:
+        """The same, but False for a chunk that was made against other bytes than are here: `fill` in the right ones."""
+        with self._working() as mapped:
+            try:
+                self._apply(mapped, contents)
+            except BaseMismatchError:
+                return False
+            return True
+
+    def fill(self, region: int, offset: int, data: Bytes) -> None:
+        """Write bytes of a region as they are, where they are known better than the slot holds them."""
+        with self._working() as mapped:
             if self.keep_old:
-                return self._apply_with_undo(mapped, contents, ranges)
-            self.journal.append([self._touched(mapped, *each) for each in ranges])
-            return apply_chunk(contents, mapped.resolve)
+                raise StorageError(f"{self.directory} is the only slot, which changes by chunks alone")
+            self.journal.append([self._touched(mapped, region, offset, len(data))])
+            mapped.resolve(region, offset, len(data))[:] = data
+
+    def _apply(self, mapped: MappedFiles, contents: bytes) -> AppliedChunk:
+        ranges = covered_ranges(contents)
+        if self.keep_old:
+            return self._apply_with_undo(mapped, contents, ranges)
+        self.journal.append([self._touched(mapped, *each) for each in ranges])
+        return apply_chunk(contents, mapped.resolve)
 
     def _apply_with_undo(
         self, mapped: MappedFiles, contents: bytes, ranges: list[tuple[int, int, int]]

@@ -2,8 +2,8 @@
 
 Every byte of the foreign files is read once. Each job takes some consecutive 4 MiB blocks; its chunks are applied
 to the head's own spare slot (or, for a transition between versions that exist already, in memory) and the result is
-compared with what was read, so a chunk counts only when it has been seen to lead there. Where it does not, because a
-bit of the parent or of the spare has flipped, the block is sent whole.
+compared with what was read, so a chunk leaves only when it has been seen to lead there. A block of the parent that is
+not what its digest says is sent whole; a spare in which a bit has flipped gets the parent's bytes and another try.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ..protocol.codec.chunk import CodecOptions, Span, encode_spans
+from ..protocol.codec.chunk import CodecOptions, EncodedChunk, Span, encode_spans
 from ..protocol.elements import Kind, width_bytes
-from ..protocol.errors import BaseMismatchError
 from ..protocol.ids import digest
 from ..protocol.layout import BLOCK_BYTES, Layout, match_regions
 from .building import Building
@@ -98,6 +97,8 @@ class DiffResult:
     chunks: list[Made] = field(default_factory=list)
     distrusted_blocks: int = 0
     """Blocks of the parent that did not match their own digest, and were sent whole."""
+    mended_jobs: int = 0
+    """Runs of blocks in which the spare slot did not hold the parent's bytes, and got them."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -195,21 +196,19 @@ class Diff:
         ]
         into = self._building or self._scratch(blocks, read, spans)
         clock.lap("check parent")
-        self._encode(spans, into, clock)
-        wrong = [
-            span
-            for block, data in zip(blocks, read, strict=True)
-            if not np.array_equal(into.view(block.file, block.offset, block.size), data[: block.size])
-            for span in self._spans(block, data, whole=True)
-        ]
-        clock.lap("compare")
-        if wrong:
-            self._encode(wrong, into, clock)
-            for block, data in zip(blocks, read, strict=True):
-                if not np.array_equal(into.view(block.file, block.offset, block.size), data[: block.size]):
-                    raise StorageError(
-                        f"{self._layout.files[block.file].path}: a chunk does not decode to what was read"
-                    )
+        chunks = list(encode_spans(spans, self._codec, self._chunk_bytes))
+        clock.lap("encode")
+        if not self._lead_there(chunks, spans, into, clock):
+            for span in spans:
+                if span.old is not None:
+                    into.fill(span.region, span.offset, span.old)
+            if not self._lead_there(chunks, spans, into, clock):
+                path = self._layout.files[blocks[0].file].path
+                raise StorageError(f"{path}: a chunk does not decode to what was read")
+            with self._lock:
+                self._result.mended_jobs += 1
+        for chunk in chunks:
+            self._keep(chunk, clock)
         with self._lock:
             for stage, seconds in clock.laps.items():
                 self._result.seconds[stage] = self._result.seconds.get(stage, 0.0) + seconds
@@ -227,28 +226,37 @@ class Diff:
                 scratch.fill(span.region, span.offset, span.old)
         return scratch
 
-    def _encode(self, spans: Sequence[Span], into: Building | Scratch, clock: _Clock) -> None:
-        for chunk in encode_spans(spans, self._codec, self._chunk_bytes):
-            clock.lap("encode")
-            with self._lock:
-                ordinal = next(self._ordinals)
-            sealed = self._seal(ordinal, chunk.data)
-            name = digest(sealed)
-            clock.lap("seal")
-            self._store.put(name, sealed)
-            clock.lap("store")
-            try:
-                into.apply(chunk.data)
-            except BaseMismatchError as error:
-                where = into.directory if isinstance(into, Building) else "a copy in memory"
-                raise StorageError(f"{where} does not hold the parent's bytes: {error}") from error
-            clock.lap("apply")
-            made = Made(ordinal, name, len(sealed))
-            with self._lock:
-                self._result.changed += chunk.changed
-                self._result.chunks.append(made)
-            self._made(made)
-        clock.lap("encode")
+    def _lead_there(
+        self, chunks: Sequence[EncodedChunk], spans: Sequence[Span], into: Building | Scratch, clock: _Clock
+    ) -> bool:
+        """Whether the chunks, applied, lead to the new bytes; each span is compared, so that no job needs another."""
+        fits = all(into.try_apply(chunk.data) for chunk in chunks)
+        clock.lap("apply")
+        leads = fits and all(
+            np.array_equal(into.region(span.region, span.offset, len(span.new)), span.new) for span in spans
+        )
+        clock.lap("compare")
+        return leads
+
+    def _keep(self, chunk: EncodedChunk, clock: _Clock) -> None:
+        with self._lock:
+            ordinal = next(self._ordinals)
+        sealed = self._seal(ordinal, chunk.data)
+        name = digest(sealed)
+        clock.lap("seal")
+        self._store.put(name, sealed)
+        made = Made(ordinal, name, len(sealed))
+        with self._lock:
+            self._result.changed += chunk.changed
+            self._result.chunks.append(made)
+        clock.lap("store")
+        self._made(made)
+
+    @property
+    def names(self) -> list[bytes]:
+        """Chunks stored so far: what a publish that is given up leaves behind."""
+        with self._lock:
+            return [made.name for made in self._result.chunks]
 
     def _read(self, block: _Block) -> Bytes:
         """The block, and up to 8 bytes more, so that an element that straddles its end is whole."""

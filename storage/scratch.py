@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from ..protocol.codec.chunk import AppliedChunk, apply_chunk
-from ..protocol.errors import CodecError
+from ..protocol.codec.chunk import apply_chunk
+from ..protocol.errors import BaseMismatchError, CodecError
 from .mapped import Bytes, RegionTable
 from .verify import Block
 
@@ -43,13 +43,17 @@ class Scratch:
         """Put in the parent's bytes of a region."""
         self._resolve(region, offset, len(data))[:] = data
 
-    def apply(self, contents: bytes) -> AppliedChunk:
-        """Apply a chunk's contents. Raises CodecError or BaseMismatchError."""
-        return apply_chunk(contents, self._resolve)
+    def try_apply(self, contents: bytes) -> bool:
+        """Apply a chunk's contents; False when they were made against other bytes. Raises CodecError."""
+        try:
+            apply_chunk(contents, self._resolve)
+        except BaseMismatchError:
+            return False
+        return True
 
-    def view(self, file: int, offset: int, size: int) -> Bytes:
-        """Bytes of a file as they are now."""
-        return self._find(file, offset, size)
+    def region(self, number: int, offset: int, size: int) -> Bytes:
+        """Bytes of a region as they are now."""
+        return self._resolve(number, offset, size)
 
     def _resolve(self, region: int, offset: int, size: int) -> Bytes:
         return self._find(*self._table.place(region, offset, size), size)

@@ -178,6 +178,11 @@ class Stream:
         """Bring the slot behind to a committed version."""
         return self.build(old, new).commit_twin(1, new, manifest_of(new), f"step {new}", proven=True)
 
+    def twin_of(self, version: int) -> Slot:
+        """Copy a committed version into another slot."""
+        building = self.slots.begin(self.source(version).layout, self.source(version))
+        return building.commit_twin(1, version, manifest_of(version), f"step {version}", proven=True)
+
     def holds(self, slot: Slot | None, version: int) -> bool:
         """Whether a slot has exactly the trainer's files."""
         return slot is not None and read_tree(slot.path) == self.trees[version]
