@@ -320,7 +320,8 @@ def fair_shares(links: NDArray[np.intp], demand: Floats, free: Floats) -> tuple[
     """Max-min fair rates of flows over `links` (a column per flow), none above its `demand`.
 
     Returns the rates, and the share that each flow could have had. Flows whose demand is below their share, and all
-    flows of a link that holds back every flow on it, are settled in each round; what they leave is dealt again (Bertsekas and Gallager, Data Networks, 6.5.2).
+    flows of a link that holds back every flow on it, are settled in each round; what they leave is dealt again
+    (Bertsekas and Gallager, Data Networks, 6.5.2).
     """
     rate = np.zeros(len(demand))
     fair = np.zeros(len(demand))

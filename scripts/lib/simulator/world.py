@@ -207,7 +207,9 @@ class World:
         return node
 
     def _churn(self) -> None:
-        """Replace one host other than the head, then another after an exponential pause."""
+        """Replace one host other than the head, then another, until all that saw the publish are done or gone."""
+        if all(node.joined_s > (self.published_s or 0.0) for node in self._unfinished):
+            return
         victim = self.rng.choice([node for node in self.nodes[1:] if node.alive])
         self.kill(victim, said=self.rng.random() < 0.5)
         self.join(victim.place)
