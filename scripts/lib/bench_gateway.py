@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,8 @@ from token_engine import TokenEngine
 STREAM = "bench"
 ARMS = ("direct", "plain", "gateway")
 LIMIT = 1.5
+RAMP_S = 1.0
+"""Streams begin one after the other; tokens count from a little later on, when all of them run."""
 READY_S = 60.0
 _MADE = re.compile(rb'"made_ns":(\d+)')
 
@@ -46,13 +47,16 @@ class Load:
 
     @property
     def tokens(self) -> int:
-        """Tokens per stream."""
-        return max(2, round(self.rate * self.seconds))
+        """Tokens per stream: enough for the first to run until the last has had its time."""
+        return max(2, round(self.rate * (1.5 * RAMP_S + self.seconds)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One arm under one kind of step: milliseconds from made to received, medians over the rounds."""
+    """One arm under one kind of step: milliseconds from made to received, medians over the rounds.
+
+    `times_plain_…` is what it adds over what the plain proxy adds right beside it, the median over rounds again.
+    """
 
     steps: str
     arm: str
@@ -60,6 +64,8 @@ class Row:
     p99_ms: float
     added_p50_ms: float
     added_p99_ms: float
+    times_plain_p50: float
+    times_plain_p99: float
     cpu_us: float
     """Processor time of the proxy per token; 0 for none."""
 
@@ -67,9 +73,9 @@ class Row:
 class Reader(asyncio.Protocol):
     """One stream's client: notes how old each token is when it comes in."""
 
-    def __init__(self, request: bytes, ages_ns: list[int]) -> None:
+    def __init__(self, request: bytes, tokens: list[tuple[int, int]]) -> None:
         self._request = request
-        self._ages_ns = ages_ns
+        self._tokens = tokens
         self.ended = asyncio.get_running_loop().create_future()
         self.tail = b""
 
@@ -79,9 +85,9 @@ class Reader(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Note the ages of the tokens in it."""
+        """Note when the tokens in it were made, and when they came."""
         now_ns = time.monotonic_ns()
-        self._ages_ns += [now_ns - int(made) for made in _MADE.findall(data)]
+        self._tokens += [(int(made), now_ns) for made in _MADE.findall(data)]
         if b"[DONE]" in data:
             self.tail = data
             self._transport.close()
@@ -92,8 +98,8 @@ class Reader(asyncio.Protocol):
             self.ended.set_result(exc)
 
 
-async def round_of(port: int, load: Load) -> tuple[list[int], bytes]:
-    """Every stream of one round through `port`: the ages of all tokens, and the end of one stream."""
+async def round_of(port: int, load: Load) -> tuple[tuple[float, float], bytes]:
+    """Every stream of one round through `port`: p50 and p99 of the tokens' ages, ms, and the end of one stream."""
     body = json.dumps(
         {
             "model": "m",
@@ -108,16 +114,20 @@ async def round_of(port: int, load: Load) -> tuple[list[int], bytes]:
         b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     )
     loop = asyncio.get_running_loop()
-    ages_ns: list[int] = []
+    tokens: list[tuple[int, int]] = []
     readers = []
     for _ in range(load.streams):
-        _, reader = await loop.create_connection(lambda: Reader(request, ages_ns), "127.0.0.1", port)
+        _, reader = await loop.create_connection(lambda: Reader(request, tokens), "127.0.0.1", port)
         readers.append(reader)
+        await asyncio.sleep(RAMP_S / load.streams)
+    from_ns = time.monotonic_ns() + int(RAMP_S / 4 * 1e9)
+    until_ns = from_ns + int(load.seconds * 1e9)
     await asyncio.wait_for(asyncio.gather(*(reader.ended for reader in readers)), 60 + 4 * load.seconds)
     expected = load.streams * load.tokens
-    if len(ages_ns) != expected:
-        raise SystemExit(f"error: {len(ages_ns)} tokens of {expected} came through port {port}")
-    return ages_ns, readers[0].tail
+    if len(tokens) != expected:
+        raise SystemExit(f"error: {len(tokens)} tokens of {expected} came through port {port}")
+    p50, p99 = np.percentile([came - made for made, came in tokens if from_ns <= made < until_ns], [50, 99]) / 1e6
+    return (float(p50), float(p99)), readers[0].tail
 
 
 async def measure(ports: dict[str, int], pids: dict[str, int], engine: TokenEngine, load: Load) -> list[Row]:
@@ -130,19 +140,21 @@ async def measure(ports: dict[str, int], pids: dict[str, int], engine: TokenEngi
         for number in range(load.rounds + 1):
             for arm in ARMS:
                 before_s = cpu_of(pids[arm]) if arm in pids else 0.0
-                ages_ns, tail = await round_of(ports[arm], load)
+                quantile, tail = await round_of(ports[arm], load)
                 if (b"weight_version_end" in tail) != (arm == "gateway"):
                     raise SystemExit(f"error: {arm}: the end of a stream is not what it should be: {tail!r}")
                 if not number:
                     continue  # warms connections and caches up
                 cpu_s[arm] += (cpu_of(pids[arm]) if arm in pids else 0.0) - before_s
-                p50, p99 = np.percentile(np.array(ages_ns), [50, 99]) / 1e6
-                quantiles[arm].append((float(p50), float(p99)))
+                quantiles[arm].append(quantile)
         tokens = load.streams * load.tokens * load.rounds
-        direct = [statistics.median(each[at] for each in quantiles["direct"]) for at in (0, 1)]
-        for arm in ARMS:
-            p50, p99 = (statistics.median(each[at] for each in quantiles[arm]) for at in (0, 1))
-            rows.append(Row(steps, arm, p50, p99, p50 - direct[0], p99 - direct[1], cpu_s[arm] / tokens * 1e6))
+        ways = {arm: np.array(each) for arm, each in quantiles.items()}  # rounds x (p50, p99)
+        plain = np.maximum(ways["plain"] - ways["direct"], 1e-6)
+        for arm, way in ways.items():
+            added = way - ways["direct"]
+            numbers = (np.median(each, axis=0) for each in (way, added, added / plain))
+            figures = [float(figure) for pair in numbers for figure in pair]
+            rows.append(Row(steps, arm, *figures, cpu_us=cpu_s[arm] / tokens * 1e6))
     return rows
 
 
@@ -154,16 +166,15 @@ def cpu_of(pid: int) -> float:
 
 def targets_of(rows: list[Row]) -> list[Target]:
     """What the gateway adds over what the plain proxy adds."""
-    found = {(row.steps, row.arm): row for row in rows}
     return [
         Target(
-            f"{quantile}, tokens {steps}: added by the gateway over added by the plain proxy",
-            getattr(found[steps, "gateway"], f"added_{quantile}_ms")
-            / max(1e-6, getattr(found[steps, "plain"], f"added_{quantile}_ms")),
+            f"{quantile}, tokens {row.steps}: added by the gateway over added by a plain proxy",
+            getattr(row, f"times_plain_{quantile}"),
             LIMIT,
             unit="x",
         )
-        for steps in ("together", "spread")
+        for row in rows
+        if row.arm == "gateway"
         for quantile in ("p50", "p99")
     ]
 
@@ -223,9 +234,11 @@ async def bench(load: Load, root: Path) -> list[Row]:
 
 def show(rows: list[Row]) -> None:
     """The table."""
-    table = Table("tokens", "way", "p50 ms", "p99 ms", "added p50", "added p99", "cpu µs/token", box=None)
+    table = Table(
+        "tokens", "way", "p50 ms", "p99 ms", "added p50", "added p99", "x plain p50", "p99", "cpu µs", box=None
+    )
     for row in rows:
-        numbers = (row.p50_ms, row.p99_ms, row.added_p50_ms, row.added_p99_ms, row.cpu_us)
+        numbers = list(asdict(row).values())[2:]
         table.add_row(row.steps, row.arm, *(f"{number:.2f}" for number in numbers))
     Console(width=100).print(table)
 
@@ -236,8 +249,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one short round of each")
     parser.add_argument("--streams", type=int, default=200, help="concurrent streams (default: 200)")
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second of each (default: 20)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of a round (default: 5)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each way (default: 5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a round (default: 3)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each way (default: 7)")
     options = parser.parse_args()
     if options.streams < 1 or options.rounds < 1 or options.rate <= 0 or options.seconds <= 0:
         parser.error("--streams, --rate, --seconds and --rounds take numbers above 0")

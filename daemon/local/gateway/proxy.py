@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Self
 
 import aiohttp
@@ -86,7 +87,7 @@ class Proxy:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._read_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -204,14 +205,15 @@ class Proxy:
         assert self._session is not None, "enter the proxy's context first"
         request = exchange.request
         try:
-            async with self._session.request(
-                request.method,
-                yarl.URL(self._url + request.raw_path, encoded=True),
-                headers=exchange.request_headers(),
-                data=exchange.body,
-                allow_redirects=False,
-            ) as upstream:
-                return await self._answer(exchange, upstream)
+            with exchange.listening(self._read_timeout_s):
+                async with self._session.request(
+                    request.method,
+                    yarl.URL(self._url + request.raw_path, encoded=True),
+                    headers=exchange.request_headers(),
+                    data=exchange.body,
+                    allow_redirects=False,
+                ) as upstream:
+                    return await self._answer(exchange, upstream)
         except (aiohttp.ClientError, TimeoutError) as error:
             if exchange.client_has_gone:
                 raise ConnectionResetError("the client has gone") from None
@@ -243,6 +245,7 @@ class Proxy:
         if stamped and kind == "text/event-stream":
             return await self._stream(exchange, upstream, response)
         async for chunk in upstream.content.iter_any():
+            exchange.heard_s = time.monotonic()
             await response.write(chunk)
         await response.write_eof()
         return response
@@ -253,6 +256,7 @@ class Proxy:
         stamper = StreamStamper(lambda label: self._judge(exchange, label))
         try:
             async for chunk in upstream.content.iter_any():
+                exchange.heard_s = time.monotonic()
                 events = stamper.feed(chunk)
                 if events:
                     await response.write(events)
@@ -307,6 +311,8 @@ class _Exchange:
         """The answer, once its head has gone out."""
         self.broken = False
         """Whether it ended otherwise than by the engine's last word."""
+        self.heard_s = time.monotonic()
+        """When the engine was last heard of."""
 
     @property
     def start(self) -> Applied | None:
@@ -328,6 +334,37 @@ class _Exchange:
         if not isinstance(self.body, bytes) and (length := self.request.headers.get("Content-Length")) is not None:
             headers["Content-Length"] = length
         return headers
+
+    @contextlib.contextmanager
+    def listening(self, silence_s: float) -> Iterator[None]:
+        """Raises TimeoutError in the body when nothing is heard for so long.
+
+        One timer for a request, which looks when it rings: aiohttp's own is set anew with every token.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        silent = False
+        timer: asyncio.TimerHandle
+        self.heard_s = time.monotonic()
+
+        def look() -> None:
+            nonlocal timer, silent
+            left_s = self.heard_s + silence_s - time.monotonic()
+            if left_s > 0:
+                timer = loop.call_later(left_s, look)
+            else:
+                silent = True
+                task.cancel()
+
+        timer = loop.call_later(silence_s, look)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not silent or task.uncancel():
+                raise
+            raise TimeoutError(f"nothing for {silence_s:g} s") from None
+        finally:
+            timer.cancel()
 
     @property
     def client_has_gone(self) -> bool:

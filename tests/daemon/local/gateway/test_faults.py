@@ -166,6 +166,21 @@ async def test_an_engine_that_breaks_off_in_mid_stream_ends_it_with_an_error(gat
     assert events[-1]["error"]["type"] == "EngineUnavailable"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_hangs_in_an_answer_is_given_up_when_it_has_been_silent_for_too_long(
+    open_gateway, node, sglang, stream
+):
+    await node.commit(1)
+    gateway = await open_gateway(sglang, read_timeout_s=0.2)
+    await gateway.at(1)
+    await sglang.allow(1)
+    answer = await gateway.generate(rid="r", stream=stream)
+    error = answer.events()[-1] if stream else answer.json()
+    assert error["error"]["type"] == "EngineUnavailable"
+    assert "nothing for 0.2 s" in error["error"]["message"]
+    await sglang.until(lambda: "r" in sglang.aborted)
+
+
 async def test_an_engine_that_does_not_pause_keeps_its_old_weights_and_serves_on(gateway, node, sglang):
     sglang.faults["/pause_generation"] = ["refuse"] * 1000
     await node.commit(2)
