@@ -21,7 +21,7 @@ from .files import Files, make_folders
 from .leases import Held, LeaseBook
 from .mapped import MappedFiles
 from .state import Phase
-from .verify import RUN_BLOCKS, checked_blocks, compare_blocks
+from .verify import RUN_BLOCKS, checked_blocks, compare_blocks, hashers
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +177,13 @@ class SlotTable:
         threads = threads or self._threads
         blocks = checked_blocks(slot.layout, digests)
         bad = []
-        for first in range(0, len(blocks), RUN_BLOCKS * threads):
-            last = min(first + RUN_BLOCKS * threads, len(blocks))
-            with self._glance(slot) as mapped:
-                bad += compare_blocks(mapped, blocks, digests, first, last, threads)
-            if pace and not pace(sum(size for _, _, size in blocks[first:last])):
-                raise VerifyStoppedError(f"verification of {slot.path} was stopped before its end")
+        with hashers(threads) as spread:
+            for first in range(0, len(blocks), RUN_BLOCKS * threads):
+                last = min(first + RUN_BLOCKS * threads, len(blocks))
+                with self._glance(slot) as mapped:
+                    bad += compare_blocks(mapped, blocks, digests, first, last, spread)
+                if pace and not pace(sum(size for _, _, size in blocks[first:last])):
+                    raise VerifyStoppedError(f"verification of {slot.path} was stopped before its end")
         return bad
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
@@ -13,16 +14,33 @@ from .errors import StorageError
 from .rebuild import ByteSource
 
 DIGEST_BYTES: Final = 32
-RUN_BLOCKS: Final = 16  # for one thread in one go: handing over each block costs some percent of hashing it
+RUN_BLOCKS: Final = 16  # for one thread in one go
 
+
+_LEAD_RUNS: Final = 64
 
 Block = tuple[int, int, int]
 """File, offset, size."""
 
+Hash = Callable[[Sequence[Block]], list[bytes]]
+Spread = Callable[[Hash, Iterable[Sequence[Block]]], Iterable[list[bytes]]]
+"""`map`, over threads or not."""
+
+
+@contextmanager
+def hashers(threads: int) -> Iterator[Spread]:
+    """Threads to hash in; the caller's own when it is one, because handing over costs some percent."""
+    if threads == 1:
+        yield map
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="hash") as pool:
+        yield pool.map
+
 
 def block_digests(source: ByteSource, threads: int) -> bytes:
     """The digest table of what `source` holds: 32 bytes for each block, in the order of `Layout.blocks`."""
-    return b"".join(_digests(source, source.layout.blocks(), threads))
+    with hashers(threads) as spread:
+        return b"".join(_digests(source, source.layout.blocks(), spread))
 
 
 def bad_blocks(source: ByteSource, layout: Layout, digests: bytes, threads: int) -> list[int]:
@@ -31,7 +49,8 @@ def bad_blocks(source: ByteSource, layout: Layout, digests: bytes, threads: int)
     `source` has the same layout, or one with the same file numbers. Raises StorageError for a table of wrong length.
     """
     blocks = checked_blocks(layout, digests)
-    return compare_blocks(source, blocks, digests, 0, len(blocks), threads)
+    with hashers(threads) as spread:
+        return compare_blocks(source, blocks, digests, 0, len(blocks), spread)
 
 
 def checked_blocks(layout: Layout, digests: bytes) -> list[Block]:
@@ -43,10 +62,10 @@ def checked_blocks(layout: Layout, digests: bytes) -> list[Block]:
 
 
 def compare_blocks(
-    source: ByteSource, blocks: Sequence[Block], digests: bytes, first: int, last: int, threads: int
+    source: ByteSource, blocks: Sequence[Block], digests: bytes, first: int, last: int, spread: Spread
 ) -> list[int]:
     """Numbers of the blocks from `first` up to `last` in which `source` differs from a digest table."""
-    found = _digests(source, iter(blocks[first:last]), threads)
+    found = _digests(source, iter(blocks[first:last]), spread)
     return [
         number for number, each in enumerate(found, first) if each != digests[number * DIGEST_BYTES :][:DIGEST_BYTES]
     ]
@@ -61,12 +80,11 @@ def good_block(name: bytes, number: int, sources: Iterable[Callable[[int], bytes
     return None
 
 
-def _digests(source: ByteSource, blocks: Iterator[Block], threads: int) -> Iterator[bytes]:
+def _digests(source: ByteSource, blocks: Iterator[Block], spread: Spread) -> Iterator[bytes]:
     def hash_run(run: Sequence[Block]) -> list[bytes]:
         # One block at a time: foreign sources read each into memory of its own.
         return [digest(source.read(*block).data) for block in run]
 
-    with ThreadPoolExecutor(threads) as pool:
-        while runs := [run for _ in range(4 * threads) if (run := list(islice(blocks, RUN_BLOCKS)))]:
-            for found in pool.map(hash_run, runs):
-                yield from found
+    while runs := [run for _ in range(_LEAD_RUNS) if (run := list(islice(blocks, RUN_BLOCKS)))]:
+        for found in spread(hash_run, runs):
+            yield from found
