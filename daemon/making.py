@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
@@ -21,10 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ..protocol.codec.chunk import CodecOptions
 from ..protocol.ids import digest, short
 from ..protocol.manifest import (
-    PAGE_ENTRIES,
     BlobRef,
     Header,
-    IndexPage,
     Manifest,
     ManifestPart,
     Opening,
@@ -42,16 +41,16 @@ from ..storage.building import Building
 from ..storage.catalog import Catalog
 from ..storage.checkpoint import Source
 from ..storage.chunks import ChunkStore
-from ..storage.diff import Diff, DiffResult, Made, Parent
-from ..storage.errors import SlotsBusyError
+from ..storage.diff import Diff, DiffResult, Parent
+from ..storage.errors import SlotsBusyError, StorageError
 from ..storage.slots import Slot
 from .fleet.fleet import Fleet
+from .pages import Pages
 from .replica import Replica
 from .transition import read_digests
 
 _log: Final = structlog.get_logger(__name__)
 
-PAGE_DELAY_S: Final = 0.05
 MIN_CHUNK_BYTES: Final = 32 * 1024
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
 CHUNKS_PER_SITE: Final = 128
@@ -144,15 +143,25 @@ class Making:
         self._done_bytes = 0
         self._layout: BlobRef | None = None
         self._seconds: dict[str, float] = {}
+        gossip, view = desk.fleet.swarm.gossip, desk.fleet.view
+        # Asked here, on the event loop: what the fleet knows must not be read from a thread.
+        self._head = gossip.head_digest(draft.stream) or b""
+        self._known = None if draft.parent is None else view.transition_to(draft.stream, draft.parent.manifest)
+        self._lists: list[bytes] = []  # chunks of the lists that were made here
+        self._diff: Diff | None = None
 
     async def run(self, *, register_only: bool) -> Published:
         """Make it. Cancelled before the manifest is signed it leaves nothing; afterwards it is finished first."""
         began = time.perf_counter()
-        self._layout = await asyncio.to_thread(self._layout_ref)
-        if register_only:
-            building, found = await asyncio.to_thread(self._copy)
-        else:
-            building, found = await self._encode()
+        try:
+            self._layout = await asyncio.to_thread(self._layout_ref)
+            if register_only:
+                building, found = await _owned(self._copy, lambda made: made[0].abort())
+            else:
+                building, found = await self._encode()
+        except BaseException:
+            await self._give_up()
+            raise
         finishing = asyncio.ensure_future(self._finish(building, found, register_only=register_only))
         try:
             slot, transition = await asyncio.shield(finishing)
@@ -165,16 +174,28 @@ class Making:
     def _layout_ref(self) -> BlobRef:
         """The layout as sealed chunks: those of the parent when it has not changed."""
         encoded = self._draft.source.layout.encode()
-        known = self._into_parent()
-        if known is not None:
-            ref = known.parts[0].layout
+        if self._known is not None:
+            ref = self._known.parts[0].layout
             if ref.root == digest(encoded) and all(self._desk.store.has(name) for name, _ in ref.chunks):
                 return ref
-        return self._desk.keep_blob(encoded)
+        return self._keep_list(encoded)
 
-    def _into_parent(self) -> Transition | None:
-        parent = self._draft.parent
-        return None if parent is None else self._desk.fleet.view.transition_to(self._draft.stream, parent.manifest)
+    def _keep_list(self, data: bytes) -> BlobRef:
+        ref = self._desk.keep_blob(data)
+        self._lists += [name for name, _ in ref.chunks]
+        return ref
+
+    async def _give_up(self) -> None:
+        """Leave nothing of the attempt in the store. Peers drop what they have of it with the next opening."""
+        self._desk.fleet.give_up(self._draft.attempt)
+        await asyncio.to_thread(self._discard)
+
+    def _discard(self) -> None:
+        for name in [*self._lists, *(self._diff.names if self._diff else ())]:
+            try:
+                self._desk.store.remove(name)
+            except OSError as error:
+                _log.warning("chunk of a publish that was given up stays", chunk=short(name), reason=str(error))
 
     # -- encoding -------------------------------------------------------------------------------------------
 
@@ -196,7 +217,7 @@ class Making:
         building = await self._begin(draft.parent)
         try:
             opening = self._open()
-            pages = _Pages(opening, self._key, self._desk.fleet)
+            pages = Pages(opening, self._key, self._desk.fleet)
             loop = asyncio.get_running_loop()
             sealer = ChunkSealer(opening, 0)
             with contextlib.ExitStack() as stack:
@@ -205,7 +226,7 @@ class Making:
                     files = stack.enter_context(self._replica.slots.hold(draft.parent))
                     parent = Parent(files, await asyncio.to_thread(self._parent_digests))
                 job_bytes, chunk_bytes = self._sizes()
-                diff = Diff(
+                diff = self._diff = Diff(
                     draft.source,
                     parent,
                     building,
@@ -229,13 +250,17 @@ class Making:
             raise
         if found.distrusted_blocks:
             _log.error("blocks of the parent were damaged and sent whole", blocks=found.distrusted_blocks)
+        if found.mended_jobs:
+            _log.error("the spare slot was damaged and got the parent's bytes", runs=found.mended_jobs)
         return building, found
 
     async def _begin(self, source: Slot | None) -> Building:
         """A slot to build in. Work in the background lets go of its slots when it must."""
         while True:
             try:
-                return await asyncio.to_thread(self._replica.slots.begin, self._draft.source.layout, source)
+                return await _owned(
+                    partial(self._replica.slots.begin, self._draft.source.layout, source), Building.abort
+                )
             except SlotsBusyError:
                 if not await self._make_way():
                     raise
@@ -260,14 +285,13 @@ class Making:
         return opening
 
     def _parent_digests(self) -> bytes:
-        known = self._into_parent()
-        return b"" if known is None else read_digests(self._desk.store, known)
+        return b"" if self._known is None else read_digests(self._desk.store, self._known)
 
     def _sizes(self) -> tuple[int, int]:
         """(input of one job, contents of one chunk), in bytes: so that each site has some 64 chunks to share out."""
         share = 1.0
         if self._draft.parent is not None:
-            known = self._into_parent()
+            known = self._known
             measured = known is not None and known.kind is Route.STEP and self._size
             share = FIRST_PATCH_SHARE
             if known is not None and measured:
@@ -287,14 +311,17 @@ class Making:
         """Sign, make durable, commit, announce: from here on the version exists."""
         began = time.perf_counter()
         draft = self._draft
-        manifest, transition, objects = await asyncio.to_thread(self._sign, found, register_only=register_only)
+        objects: list[Signed] = []
         try:
+            manifest, transition, objects = await asyncio.to_thread(self._sign, found, register_only=register_only)
             await asyncio.to_thread(self._desk.catalog.put_objects, objects)
             slot = await asyncio.to_thread(
                 building.commit, draft.epoch, draft.version, manifest, draft.label, proven=True
             )
         except BaseException:
             await asyncio.to_thread(building.abort)
+            await asyncio.to_thread(self._take_back, objects)
+            await self._give_up()
             raise
         for kind, _, data in objects:
             self._desk.fleet.publish(kind, data)
@@ -304,12 +331,19 @@ class Making:
         _log.info("published", stream=draft.stream, version=draft.version, manifest=short(manifest))
         return slot, transition
 
+    def _take_back(self, objects: list[Signed]) -> None:
+        """Not announced yet: a restart must not find a version that its publisher was told has failed."""
+        try:
+            self._desk.catalog.forget([name for _, name, _ in objects])
+        except StorageError as error:
+            _log.error("version that failed stays in the catalog", version=self._draft.version, reason=str(error))
+
     def _sign(self, found: DiffResult, *, register_only: bool) -> tuple[bytes, Transition, list[Signed]]:
         draft, desk = self._draft, self._desk
         assert self._layout is not None
         desk.store.sync(made.name for made in found.chunks)
-        digests = desk.keep_blob(bytes(found.digests))
-        index = desk.keep_blob(b"".join(INDEX_ENTRY.pack(made.name, made.size) for made in found.chunks))
+        digests = self._keep_list(bytes(found.digests))
+        index = self._keep_list(b"".join(INDEX_ENTRY.pack(made.name, made.size) for made in found.chunks))
         part = TransitionPart(
             desk.fleet.node,
             draft.key,
@@ -326,7 +360,7 @@ class Making:
                 draft.stream,
                 draft.epoch,
                 draft.version,
-                desk.fleet.swarm.gossip.head_digest(draft.stream) or b"",
+                self._head,
                 draft.attempt,
                 draft.label,
                 self._size,
@@ -362,57 +396,21 @@ class Making:
         )
 
 
-class _Pages:
-    """Lists finished chunks in signed pages: a page goes out when it is full, or a moment after its first entry."""
-
-    def __init__(self, opening: Opening, key: Ed25519PrivateKey, fleet: Fleet) -> None:
-        self._opening = opening
-        self._key = key
-        self._fleet = fleet
-        self._waiting: dict[int, Made] = {}
-        self._next = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._open = True
-
-    def add(self, made: Made) -> None:
-        """A chunk is in the store."""
-        self._waiting[made.ordinal] = made
-        if not self._open:
-            return
-        if len(self._waiting) >= PAGE_ENTRIES:
-            self.flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAGE_DELAY_S, self.flush)
-
-    def close(self) -> None:
-        """No page goes out by itself any more."""
-        self._open = False
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def flush(self) -> None:
-        """Send every chunk that follows without a gap on what has been sent."""
-        self._timer = None
-        ready: list[Made] = []
-        while (made := self._waiting.pop(self._next, None)) is not None:
-            ready.append(made)
-            self._next += 1
-        for at in range(0, len(ready), PAGE_ENTRIES):
-            self._send(ready[at : at + PAGE_ENTRIES])
-
-    def _send(self, batch: list[Made]) -> None:
-        opening = self._opening
-        entries = b"".join(INDEX_ENTRY.pack(made.name, made.size) for made in batch)
-        page = IndexPage(opening.stream, opening.attempt, 0, batch[0].ordinal, entries)
-        self._fleet.add_page(sign(page, self._key))
-        for made in batch:
-            self._fleet.stored(made.name)
-
-
 def signed(kind: ObjectKind, value: Signable, key: Ed25519PrivateKey) -> Signed:
     """A signed object with its kind and digest."""
     data = sign(value, key)
     return kind, object_digest(data, type(value)), data
+
+
+async def _owned(work: Callable[[], T], give_back: Callable[[T], None]) -> T:
+    """Do `work` in a thread to its end; what it made is given back when the caller was cancelled meanwhile."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):  # the cancellation is what counts now
+            await asyncio.to_thread(give_back, await working)
+        raise
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[T], None], value: T) -> None:
