@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ..elements import BITS, Kind, width_bytes
 from .bands import SAMPLE_WINDOW, alike, plan_cuts, sample_levels
 from .dense import choose_dense, encode_dense, total_size
+from .drafts import Draft, drafts_of, halves
 from .order import LEVELS, Order, order_of
-from .pieces import SMALL, SpanPiece, elements_of
 from .record import SPARSE, Segment, Table, check_of, varint, write_header, write_segments, write_table
 from .scan import arrange, scan_bands, scan_plain
 from .spans import CodecOptions, EncodedChunk, Span
@@ -28,20 +28,11 @@ _NEVER_SPARSE: Final = 0.25
 _OVERHEAD: Final = 64  # bytes a record may be larger than what it covers
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A record in the making: pieces of one kind, all with or all without a parent."""
-
-    pieces: list[SpanPiece]
-    size: int  # bytes
-    density: float = 0.0  # share of changed elements, estimated
-
-
 @dataclass(frozen=True, slots=True)
 class _Events:
     """The events of one sparse record, sorted by band, and the pieces they lie in."""
 
-    draft: _Draft
+    draft: Draft
     segments: tuple[Segment, ...]
     counts: NDArray[np.int64]
     gaps: NDArray[np.uint32]
@@ -173,11 +164,11 @@ class _Group:
 
     def encode_full(self, spans: Sequence[Span]) -> list[_Coded]:
         """Records for spans without a parent."""
-        return [record for draft in self._drafts(spans, self.room) for record in self._dense(draft)]
+        return [record for draft in drafts_of(spans, self.kind, self.room) for record in self._dense(draft)]
 
     def encode_changes(self, spans: Sequence[Span], first_table: int) -> tuple[list[bytes], list[_Coded]]:
         """The tables that records need, to be numbered from `first_table` on, and the records of what changed."""
-        drafts = self._drafts(spans, RECORD_BYTES)
+        drafts = drafts_of(spans, self.kind, RECORD_BYTES)
         if not drafts:
             return [], []
         present, changed = self._sample(drafts)
@@ -193,7 +184,7 @@ class _Group:
             coded += records
         return tables, coded
 
-    def _encode_alike(self, drafts: Sequence[_Draft], table_index: int) -> tuple[bytes | None, list[_Coded]]:
+    def _encode_alike(self, drafts: Sequence[Draft], table_index: int) -> tuple[bytes | None, list[_Coded]]:
         """The table, if any record needs it, and the records of drafts that share the cuts."""
         counts = _Counts(self.cuts.size)
         found: list[_Events | _Coded] = []
@@ -214,51 +205,7 @@ class _Group:
             coded += [item] if isinstance(item, _Coded) else self._write(item, table_index)
         return write_table(Table(self.kind, self.cuts, weights)), coded
 
-    def _drafts(self, spans: Sequence[Span], limit: int) -> list[_Draft]:
-        """Spans as drafts of at most `limit` bytes; small unchanged spans are left out."""
-        drafts: list[_Draft] = []
-        pieces: list[SpanPiece] = []
-        small: list[Span] = []
-        size = small_size = 0
-        limit -= limit % self.width
-
-        def gather() -> None:
-            nonlocal small_size
-            if small:
-                pieces.append(self._piece(small))
-                small.clear()
-            small_size = 0
-
-        def close() -> None:
-            nonlocal size, pieces
-            gather()
-            if pieces:
-                drafts.append(_Draft(pieces, size))
-            pieces, size = [], 0
-
-        for whole in spans:
-            for span in _cut(whole, limit):
-                if span.new.size < SMALL and span.old is not None and np.array_equal(span.old, span.new):
-                    continue
-                if size + span.new.size > limit:
-                    close()
-                size += span.new.size
-                if span.new.size < SMALL:
-                    small.append(span)
-                else:
-                    gather()
-                    pieces.append(self._piece([span]))
-        close()
-        return drafts
-
-    def _piece(self, spans: Sequence[Span]) -> SpanPiece:
-        segments = tuple(Segment(span.region, span.offset, span.new.size) for span in spans)
-        olds = [span.old for span in spans if span.old is not None]
-        old = np.concatenate(olds) if len(olds) > 1 else olds[0] if olds else None
-        new = np.concatenate([span.new for span in spans]) if len(spans) > 1 else spans[0].new
-        return SpanPiece(segments, None if old is None else elements_of(old, self.order), elements_of(new, self.order))
-
-    def _sample(self, drafts: Sequence[_Draft]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _sample(self, drafts: Sequence[Draft]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Elements and changed elements per draft and level (drafts, 256), sampled; notes each draft's density."""
         elements = sum(piece.new.size for draft in drafts for piece in draft.pieces)
         stride = max(1, min(_SAMPLE_SHARE, elements // _SAMPLE_LEAST))
@@ -275,7 +222,7 @@ class _Group:
             draft.density = int(changed[i].sum()) / max(1, int(present[i].sum()))
         return present, changed
 
-    def _scan(self, draft: _Draft, counts: _Counts) -> _Events | bool:
+    def _scan(self, draft: Draft, counts: _Counts) -> _Events | bool:
         """The draft's events; False when nothing changed, True when it should be encoded densely."""
         if draft.density > _ALWAYS_SPARSE and choose_dense(draft.pieces, self.kind, self.options):
             return True
@@ -304,7 +251,7 @@ class _Group:
         )  # fmt: skip
         return _Events(draft, tuple(segments), number, gaps, steps, check_of(olds), check_of(news))
 
-    def _scan_pieces(self, draft: _Draft, scratch: _Scratch) -> tuple[int, list[Segment]]:
+    def _scan_pieces(self, draft: Draft, scratch: _Scratch) -> tuple[int, list[Segment]]:
         """How many events the draft has, -1 for more than the scratch holds, and the segments they lie in."""
         order = self.order
         seen = np.zeros((self.cuts.size, 2), np.int64)
@@ -358,10 +305,10 @@ class _Group:
         if len(body) + 3 > covered + _OVERHEAD:
             return self._dense_parts(events.draft)
         if len(body) > self.room:
-            return self._rescan(self._halves(events.draft), table_index)
+            return self._rescan(halves(events.draft, self.kind), table_index)
         return [_Coded(table_index, [body], covered * 8 // BITS[self.kind], found, covered, size)]
 
-    def _rescan(self, drafts: Sequence[_Draft], table_index: int) -> list[_Coded]:
+    def _rescan(self, drafts: Sequence[Draft], table_index: int) -> list[_Coded]:
         """Scan and write with the tables already made; any event has a code in any table."""
         coded: list[_Coded] = []
         bands = self.cuts.size
@@ -374,71 +321,21 @@ class _Group:
                 coded += self._dense_parts(draft)
         return coded
 
-    def _dense_parts(self, draft: _Draft) -> list[_Coded]:
+    def _dense_parts(self, draft: Draft) -> list[_Coded]:
         """Dense records of a draft, none larger than a chunk."""
         if draft.size > self.room - 64:
-            halves = self._halves(draft)
-            if len(halves) > 1:
-                return [record for half in halves for record in self._dense_parts(half)]
+            parts = halves(draft, self.kind)
+            if len(parts) > 1:
+                return [record for half in parts for record in self._dense_parts(half)]
         return self._dense(draft)
 
-    def _dense(self, draft: _Draft) -> list[_Coded]:
+    def _dense(self, draft: Draft) -> list[_Coded]:
         body, segments, changed, payload = encode_dense(draft.pieces, self.kind, self.options)
         covered = sum(segment.size for segment in segments)
         if not segments:
             return []
         if total_size(body) > min(self.room, covered + _OVERHEAD):
-            halves = self._halves(draft)
-            if len(halves) > 1:
-                return [record for half in halves for record in self._dense(half)]
+            parts = halves(draft, self.kind)
+            if len(parts) > 1:
+                return [record for half in parts for record in self._dense(half)]
         return [_Coded(None, body, covered * 8 // BITS[self.kind], changed, covered, payload)]
-
-    def _halves(self, draft: _Draft) -> list[_Draft]:
-        """The draft in two of about equal size, or alone when it is a single element."""
-        half = draft.size // 2
-        half -= half % self.width
-        if half == 0:
-            return [draft]
-        sides: tuple[list[SpanPiece], list[SpanPiece]] = ([], [])
-        at = 0
-        for piece in draft.pieces:
-            for part in _split_piece(piece, half - at, self.kind):
-                size = sum(segment.size for segment in part.segments)
-                sides[at >= half].append(part)
-                at += size
-        return [
-            _Draft(side, sum(s.size for piece in side for s in piece.segments), draft.density) for side in sides if side
-        ]
-
-
-def _cut(span: Span, limit: int) -> Iterable[Span]:
-    """The span in parts of at most `limit` bytes."""
-    if span.new.size <= limit:
-        yield span
-        return
-    for at in range(0, span.new.size, limit):
-        old = None if span.old is None else span.old[at : at + limit]
-        yield Span(span.region, span.kind, span.offset + at, old, span.new[at : at + limit])
-
-
-def _split_piece(piece: SpanPiece, size: int, kind: Kind) -> list[SpanPiece]:
-    """The piece cut after `size` bytes, if that lies inside it."""
-    total = sum(segment.size for segment in piece.segments)
-    if not 0 < size < total:
-        return [piece]
-    left: list[Segment] = []
-    right: list[Segment] = []
-    at = 0
-    for segment in piece.segments:
-        inside = min(max(size - at, 0), segment.size)
-        if inside:
-            left.append(Segment(segment.region, segment.offset, inside))
-        if inside < segment.size:
-            right.append(Segment(segment.region, segment.offset + inside, segment.size - inside))
-        at += segment.size
-    cut = size * 8 // BITS[kind]
-    old = piece.old
-    return [
-        SpanPiece(tuple(left), None if old is None else old[:cut], piece.new[:cut]),
-        SpanPiece(tuple(right), None if old is None else old[cut:], piece.new[cut:]),
-    ]
