@@ -43,6 +43,8 @@ class Node:
         self.log = root / f"{name}.log"
         self.address = address or f"127.0.0.1:{free_port()}"
         self.enter = tuple(enter)
+        self.daemon: tuple[str, ...] = (str(COMMAND), "daemon")
+        """The command that runs the daemon, without its home."""
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -91,7 +93,7 @@ class Node:
         """Start the daemon and wait until it answers."""
         assert self._process is None, f"{self.name} runs already"
         process = subprocess.Popen(
-            [*self.enter, str(COMMAND), "daemon", "--home", str(self.home)],
+            [*self.enter, *self.daemon, "--home", str(self.home)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -44,6 +44,10 @@ class Lab:
         """Wait for the hub. Returns whether it runs at real-time priority."""
         return bool(self._answer()["priority"])
 
+    def close(self) -> None:
+        """Take no more commands. The context of `running` does this."""
+        self._answers.close()
+
     def cut(self, site: str) -> None:
         """Part a site from all others."""
         self._ask("cut", site)
@@ -109,6 +113,7 @@ def running(plan: Plan, congestion: str = "") -> Iterator[Lab]:
             plan_pipe.write(json.dumps(_document(plan)).encode())
         ours.settimeout(_ANSWER_S)
         lab = Lab(plan, namespaces, ours, chosen)
+        stack.callback(lab.close)
         if not lab.greet():
             print("note: the hub runs without real-time priority; other work on this machine delays packets")
         yield lab

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,10 +45,14 @@ class Announced:
 
 
 class Swarm:
-    """Daemons on some or all hosts of a lab, below one folder. Leaving the context stops them."""
+    """Daemons on some or all hosts of a lab, below one folder. Leaving the context stops them.
 
-    def __init__(self, lab: Lab, root: Path) -> None:
+    `prepare` is called with each node before it is enrolled.
+    """
+
+    def __init__(self, lab: Lab, root: Path, prepare: Callable[[Node], None] = lambda _: None) -> None:
         self.lab = lab
+        self._prepare = prepare
         self._fleet = LocalFleet(root)
         self._stack = ExitStack()
         # A daemon ends when the thread that started it does: these live as long as the swarm.
@@ -100,6 +104,7 @@ class Swarm:
         namespace = self.lab.hosts[name]
         node = Node(self._fleet.root, name, f"site-{host.site}", f"{namespace.address}:{PORT}", namespace.enter)
         self.nodes[name] = node
+        self._prepare(node)
         return node
 
     def _join(self, name: str, token: str) -> None:
