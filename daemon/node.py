@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -199,13 +200,14 @@ class Node:
                 self._tasks.create_task(asyncio.to_thread(self._remove, names))
 
     def _remove(self, names: tuple[bytes, ...]) -> None:
-        for name in names:
-            self._store.remove(name)
+        with _going_on("chunks not deleted"):
+            for name in names:
+                self._store.remove(name)
 
     def _follow(self, stream: str) -> None:
         try:
             self.replica(stream).head_moved()
-        except StorageError as error:  # its folder in slot_dir is not ours, or of a later format: others go on
+        except (StorageError, OSError) as error:  # its folder is not ours, or of a later format: others go on
             self._unusable.add(stream)
             _log.error("stream cannot be followed", stream=stream, reason=str(error))
 
@@ -213,28 +215,35 @@ class Node:
         """Each second: end leases that ran out, and see whether what is being fetched will fit."""
         while True:
             await asyncio.sleep(LEASE_CHECK_S)
-            for replica in list(self.replicas.values()):
-                await replica.expire_leases()
-            if self._room.look(self.replicas) is None:
-                continue
-            for replica in list(self.replicas.values()):
-                await self._retention.shrink(replica)
-            short = self._room.look(self.replicas)
-            if short is not None:
-                for replica in self.replicas.values():
-                    replica.report(short)
+            with _going_on("leases not looked after"):
+                for replica in list(self.replicas.values()):
+                    await replica.expire_leases()
+            with _going_on("no room made"):
+                await self._make_room()
+
+    async def _make_room(self) -> None:
+        if self._room.look(self.replicas) is None:
+            return
+        for replica in list(self.replicas.values()):
+            await self._retention.shrink(replica)
+        short = self._room.look(self.replicas)
+        if short is not None:
+            for replica in self.replicas.values():
+                replica.report(short)
 
     async def _retaining(self) -> None:
         while True:
             await asyncio.sleep(RETENTION_S)
             for replica in list(self.replicas.values()):
-                await self._retention.run(replica)
+                with _going_on("old chunks not deleted"):
+                    await self._retention.run(replica)
 
     async def _tending(self, replica: Replica) -> None:
         """After each commit: delete what is over the limits."""
         while True:
             await replica.changes().wait()
-            await self._retention.run(replica)
+            with _going_on("old chunks not deleted"):
+                await self._retention.run(replica)
 
     async def _scrubbing(self) -> None:
         """Hash every chunk again now and then; a damaged one is taken away, and fetched again where it is wanted."""
@@ -242,11 +251,21 @@ class Node:
         while True:
             await asyncio.sleep(every_s)
             report = ScrubReport()
-            await in_thread(partial(scrub_chunks, self._store, report=report), self._config.storage.upkeep_share)
+            with _going_on("chunks not checked"):
+                await in_thread(partial(scrub_chunks, self._store, report=report), self._config.storage.upkeep_share)
             if report.damaged_chunks:
                 _log.error("damaged chunks removed", chunks=[name.hex()[:12] for name in report.damaged_chunks[:8]])
                 for replica in self.replicas.values():
                     replica.chunks_lost(report.damaged_chunks)
+
+
+@contextlib.contextmanager
+def _going_on(what: str) -> Iterator[None]:
+    """Work that is done again soon: a disk or catalog that fails now must not end the daemon, which still serves."""
+    try:
+        yield
+    except (StorageError, OSError) as error:
+        _log.error(what, reason=str(error))
 
 
 async def _nobody(_stream: str, _manifest: bytes, _numbers: object) -> dict[int, bytes]:

@@ -224,7 +224,7 @@ class Replica:
             if route and self._may_follow(route):
                 self._route = None
                 if not await self._try(partial(self._follow, route)) and self._route is None:
-                    self._route = route
+                    self._route = route if self._fleet.view.is_usable(self.stream, route) else None
             if self._behind and self._route is None:
                 await self._try(self._make_twin)
 
@@ -273,6 +273,9 @@ class Replica:
             self._bases_tried.add(transition.attempt)
             try:
                 self._base = await asyncio.to_thread(self._verify_base, base_path, transition)
+            except (ChunkMissingError, ChunkCorruptError):
+                self._bases_tried.discard(transition.attempt)  # it says nothing about the base: fetched again
+                raise
             except StorageError as error:
                 _log.info("base does not serve", stream=self.stream, version=transition.version, reason=str(error))
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Final
 
 from ..protocol.link import Link
 from ..protocol.manifest import Manifest, NodeRecord
-from ..storage.errors import SlotGoneError
+from ..storage.errors import LeaseGoneError, SlotGoneError, UnknownLeaseError
 from ..storage.slots import Lease, Slot
 from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.fleet import Fleet
@@ -275,14 +276,26 @@ class NodeService:
             yield OpenVersion(lease.path, slot.layout, self._info(replica, slot), voided)
         finally:
             replica.unwatch(lease.manifest, voided)
-            if not voided.is_set():
-                await self.release(stream, lease.id)
+            await self._let_go(replica, lease)
+
+    async def _let_go(self, replica: Replica, lease: Lease) -> None:
+        """End a reader's lease; it may be over already, by its time or with a withdrawn version."""
+        with contextlib.suppress(UnknownLeaseError, LeaseGoneError):
+            await asyncio.to_thread(replica.slots.release, lease.id)
+        replica.slot_freed()
 
     async def _take_lease(self, replica: Replica, version: int | None, ttl_s: float, *, durable: bool) -> Lease:
+        taking = asyncio.ensure_future(
+            asyncio.to_thread(replica.slots.lease, version, ttl_s, time.time(), durable=durable)
+        )
         try:
-            return await asyncio.to_thread(replica.slots.lease, version, ttl_s, time.time(), durable=durable)
+            return await asyncio.shield(taking)
         except SlotGoneError as error:
             raise UnknownVersionError(str(error)) from None
+        except asyncio.CancelledError:
+            with contextlib.suppress(SlotGoneError):  # nobody will hear of it: a slot must not be held for that
+                await self._let_go(replica, await taking)
+            raise
 
     @staticmethod
     def _lease_info(replica: Replica, lease: Lease) -> LeaseInfo:

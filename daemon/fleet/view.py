@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...protocol.manifest import Manifest, Subject, Transition
@@ -67,6 +68,11 @@ class View:
         """Attempts that the route to the head goes over."""
         following = self._swarm.fetch.routing.following.get(stream)
         return frozenset(leg.attempt for leg in (following.route or ())) if following else frozenset()
+
+    def is_usable(self, stream: str, route: Iterable[Transition]) -> bool:
+        """Whether no leg of a route was found bad."""
+        following = self._swarm.fetch.routing.following.get(stream)
+        return following is None or all(leg.attempt not in following.bad for leg in route)
 
     def fetching(self, stream: str) -> tuple[int, int, int] | None:
         """(version, bytes here, bytes in all) of the route that is being fetched, None when nothing is."""
