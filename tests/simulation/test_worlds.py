@@ -2,9 +2,12 @@
 
 import pytest
 from simulation.worlds import check, liars, make, run, small_map, with_host, with_hosts
+from simulator import places
 from simulator.places import Lie, Patch
 from simulator.tcp import Tcp
 from simulator.trust import remembered_signatures
+
+from patchswarm.daemon import making
 
 SEEDS = [1, 2]
 
@@ -119,3 +122,10 @@ def test_the_same_seed_gives_the_same_run():
 
     assert finishes(13) == finishes(13)
     assert finishes(13) != finishes(14)
+
+
+def test_the_chunk_rule_is_the_daemons():
+    assert places.CHUNKS_PER_SITE == making.CHUNKS_PER_SITE
+    assert places.chunk_count(1, 1) == 1
+    assert places.chunk_count(10 * making.MIN_CHUNK_BYTES, 8) == 10
+    assert places.chunk_count(2000 * making.MAX_CHUNK_BYTES, 1) == 2000

@@ -12,10 +12,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._asked = 0
 
-    def at(self, when_s: float, call: Callable[..., None], *args: Any) -> None:
+    def at(self, when_s: float, call: Callable[..., object], *args: Any) -> None:
         """Call `call(*args)` at `when_s`, or now if that is past."""
         self._asked += 1
         heapq.heappush(self._heap, (max(when_s, self.now_s), self._asked, call, args))

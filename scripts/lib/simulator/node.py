@@ -57,7 +57,7 @@ class Node:
         self.alive = True
         self.store.update(name for name, _ in self.world.release.old_chunks)
         self.swarm.announce(self.said, now_s)
-        self.swarm.fetch.hold(STREAM, frozenset({self.world.release.base_digest}), lists_first=False, now_s=now_s)
+        self.swarm.fetch.hold(STREAM, self.world.release.held, lists_first=False, now_s=now_s)
         self.swarm.tick(now_s)
         self.carry_out()
 

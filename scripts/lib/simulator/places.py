@@ -11,6 +11,7 @@ from typing import Final
 
 MBIT: Final = 1e6 / 8
 GBIT: Final = 1e9 / 8
+CHUNKS_PER_SITE: Final = 128
 FAR_S: Final = 0.1
 """One-way delay between the two most distant sites that `map_of_sites` can draw."""
 
@@ -113,9 +114,11 @@ class Patch:
     model_size: int = field(default=0)
     encode_rate: float = 1e9
     """Bytes of patch that the head encodes per second; chunks leave as they are made."""
+    full: bool = False
+    """A full transition, from nothing; else hosts hold the version before."""
 
 
 def chunk_count(size: int, sites: int) -> int:
-    """Chunks of a patch by DESIGN.md's rule: size over 64 per site, within 32 KiB and 4 MiB."""
-    chunk = min(max(size / (64 * max(sites, 1)), 32 * 1024), 4 * 1024 * 1024)
+    """Chunks of a patch by daemon/making's rule."""
+    chunk = min(max(size / (CHUNKS_PER_SITE * max(sites, 1)), 32 * 1024), 4 * 1024 * 1024)
     return max(1, math.ceil(size / chunk))

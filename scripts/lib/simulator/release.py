@@ -102,17 +102,24 @@ class Release:
         self._index_ref = self._blob(len(self.index), digest(self.index))
         self.base = self._base()
         self.base_digest = object_digest(self.base[1][1], Manifest)
+        self.source = b"" if patch.full else self.base_digest
         self.target_digest = b""
 
     @property
+    def held(self) -> frozenset[bytes]:
+        """Manifests of which every host has the bytes."""
+        return frozenset({self.source} - {b""})
+
+    @property
     def old_chunks(self) -> list[tuple[bytes, int]]:
-        """The layout's chunks: unchanged since the version before, so every host has them."""
-        return list(self.layout.chunks)
+        """Chunks that every host has: those of a layout that has not changed."""
+        return [] if self.patch.full else list(self.layout.chunks)
 
     @property
     def list_chunks(self) -> list[tuple[bytes, int]]:
-        """Chunks of the new digest table and index."""
-        return [*self.digests.chunks, *self._index_ref.chunks]
+        """Chunks of the lists that travel."""
+        layout = self.layout.chunks if self.patch.full else ()
+        return [*layout, *self.digests.chunks, *self._index_ref.chunks]
 
     @property
     def sealed_bytes(self) -> int:
@@ -147,7 +154,7 @@ class Release:
     def opening(self, node: bytes, roster: tuple[RosterSite, ...]) -> list[Object]:
         """What goes out first."""
         parts = (OpeningPart(node, self._chunk_key, 0, self.layout),)
-        opening = Opening(STREAM, 1, 2, self.base_digest, self.attempt, self._model_size, parts, roster)
+        opening = Opening(STREAM, 1, 2, self.source, self.attempt, self._model_size, parts, roster)
         return self._announced(ObjectKind.OPENING, Subject.OPENING, opening)
 
     def pages(self) -> Iterator[tuple[float, bytes, list[bytes]]]:
@@ -178,5 +185,14 @@ class Release:
             self.digests,
             self._index_ref,
         )
-        transition = Transition(STREAM, 1, 2, Route.STEP, self.base_digest, self.target_digest, self.attempt, (part,))
+        transition = Transition(
+            STREAM,
+            1,
+            2,
+            Route.FULL if self.patch.full else Route.STEP,
+            self.source,
+            self.target_digest,
+            self.attempt,
+            (part,),
+        )
         return [header, body, *self._announced(ObjectKind.TRANSITION, Subject.TRANSITION, transition)]

@@ -40,6 +40,8 @@ class Options:
     churn_per_s: float = 0.0
     """Hosts replaced per second and host."""
     step_s: float | None = None
+    absent: frozenset[int] = frozenset()
+    """Places of hosts that are not there at the start."""
 
 
 class World:
@@ -82,8 +84,10 @@ class World:
         """All hosts, each knowing its part of the others and the version that everyone holds."""
         self.seeds = tuple(f"host-{number}:1" for number in range(min(SEEDS, len(self.map.hosts))))
         for place, host in enumerate(self.map.hosts):
+            if place in self.options.absent:
+                continue
             self._add(place, host)
-        known: list[Object] = [self.cluster.stream(), *self.release.base]
+        known = self._known()
         for node in self.nodes:
             for kind, data in known:
                 node.learn(kind, data)
@@ -92,6 +96,10 @@ class World:
                     node.learn(ObjectKind.NODE, other.said)
             node.swarm.effects()
             self.clock.at(self.rng.random() * STARTED_S, node.start)
+
+    def _known(self) -> list[Object]:
+        """What every node knows from the start."""
+        return [self.cluster.stream(), *([] if self.patch.full else self.release.base)]
 
     def _add(self, place: int, host: Host) -> Node:
         node = Node(self, len(self.nodes), place, host, self.cluster.identity())
@@ -149,6 +157,7 @@ class World:
         for node in self.nodes:
             node.tally.control_before = node.tally.control_sent
         roster = build_roster(head.swarm.gossip.nodes, head.id)
+        head.store.update(name for name, _ in self.release.list_chunks)
         for kind, data in self.release.opening(head.id, roster):
             head.learn(kind, data)
         head.carry_out()
@@ -167,7 +176,6 @@ class World:
     def _close(self) -> None:
         head = self.head
         self.closed_s = self.clock.now_s
-        head.store.update(name for name, _ in self.release.list_chunks)
         for kind, data in self.release.closing(head.id):
             head.learn(kind, data)
         head.swarm.fetch.hold(
@@ -197,11 +205,14 @@ class World:
         node.die(said=said)
         self._unfinished.discard(node)
 
+    def kill_at(self, place: int) -> None:
+        """End the daemon on the host at `place`; its kernel lives on."""
+        self.kill(next(node for node in reversed(self.nodes) if node.place == place), said=True)
+
     def join(self, place: int) -> Node:
         """A new node on the host at `place`, which knows the seeds only and holds the base version."""
         node = self._add(place, self.map.hosts[place])
-        node.learn(*self.cluster.stream())
-        for kind, data in self.release.base:
+        for kind, data in self._known():
             node.learn(kind, data)
         node.start()
         return node
@@ -222,7 +233,7 @@ class World:
 
     # -- running --------------------------------------------------------------------------------------------
 
-    def at(self, seconds: float, call: Callable[[], None]) -> None:
+    def at(self, seconds: float, call: Callable[[], object]) -> None:
         """Let something happen `seconds` after the publish begins."""
         self.clock.at(self.options.warm_up_s + seconds, call)
 

@@ -1,0 +1,51 @@
+"""Lab: the cases of `scripts/wan_lab`, as worlds, so that what is simulated can be held against what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from wanlab.cases import case
+from wanlab.plan import LAN_DELAY_S, Plan
+
+from .places import Host, Map, Patch, Site, chunk_count
+from .world import Options, World
+
+
+def lab_map(plan: Plan) -> Map:
+    """The same sites, hosts, delays, queues and loss."""
+    names = [site.name for site in plan.sites]
+    hosts = tuple(Host(names.index(host.site), host.up, host.down, LAN_DELAY_S / 2) for host in plan.hosts)
+    return Map(
+        tuple(Site(site.name, site.up, site.down) for site in plan.sites),
+        hosts,
+        tuple(tuple(0.0 if a == b else plan.delay_s(a, b) for b in names) for a in names),
+        plan.loss,
+        plan.wan_queue_s,
+        plan.access_queue_s,
+    )
+
+
+def lab_world(name: str, options: Options, encode_rate: float) -> World:
+    """T1, T2, T3 or T4: a full transition, its faults arranged. Raises ValueError for another name."""
+    found = case(name, options.seed)
+    plan = found.plan
+    hosts = [host.name for host in plan.hosts]
+    sites = [site.name for site in plan.sites]
+    size = found.size_bytes
+    patch = Patch(size, chunk_count(size, len(sites)), model_size=size, encode_rate=encode_rate, full=True)
+    absent = frozenset(hosts.index(host) for host in found.absent)
+    world = World(lab_map(plan), patch, replace(options, absent=absent, give_up_s=found.timeout_s))
+    for fault in found.faults:
+        match fault.what:
+            case "cut":
+                world.at(fault.at_s, partial(world.part, {sites.index(fault.whom)}))
+            case "heal":
+                world.at(fault.at_s, partial(world.part, ()))
+            case "kill":
+                world.at(fault.at_s, partial(world.kill_at, hosts.index(fault.whom)))
+            case "join":
+                world.at(fault.at_s, partial(world.join, hosts.index(fault.whom)))
+            case _:
+                raise ValueError(f"no fault {fault.what!r}")
+    return world
