@@ -28,7 +28,7 @@ import msgspec
 from ..protocol.layout import Layout
 from .errors import HomeError, NoSpaceError, SlotStateError
 from .files import Files, exists, make_folders, remove_file, remove_tree
-from .journal import read_journal
+from .journal import WHOLE, read_journal
 from .mapped import MappedFiles
 from .rebuild import renew_inodes, restore, undo
 from .state import (
@@ -226,8 +226,9 @@ class Directories:
                 return None
             if touched:
                 restore(self._files, found.path, touched, good[0].mapped, self._threads)
-                write_layout(self._files, found.path, good[0].layout)
-                found.mapped = self._mapped(found.path, good[0].layout)  # some files may be other inodes now
+                if any(each.size == WHOLE for each in touched):  # the layout may be another, and so may inodes
+                    write_layout(self._files, found.path, good[0].layout)
+                    found.mapped = self._mapped(found.path, good[0].layout)
             phase = Phase.TWIN if any(each.is_ready for each in good) else Phase.READY
             return msgspec.structs.replace(state, phase=phase)
         except (SlotStateError, NoSpaceError, OSError):
