@@ -67,7 +67,7 @@ class ChunkStore:
             return
         self._make_folder(path.parent, sync=sync)
         temporary = path.parent / f"{_TEMPORARY}{serial}-{path.name[:16]}"
-        write_file(self._files, path, bytes(sealed), sync=sync, temporary=temporary)
+        write_file(self._files, path, sealed, sync=sync, temporary=temporary)
         with self._lock:
             self._remember(name, len(sealed))
             self._trusted.add(name)
