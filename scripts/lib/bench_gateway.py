@@ -98,8 +98,18 @@ class Reader(asyncio.Protocol):
             self.ended.set_result(exc)
 
 
-async def round_of(port: int, load: Load) -> tuple[tuple[float, float], bytes]:
-    """Every stream of one round through `port`: p50 and p99 of the tokens' ages, ms, and the end of one stream."""
+@dataclass(frozen=True)
+class Round:
+    """Every stream of one round: quantiles of the tokens' ages, the proxy's processor time, the end of one stream."""
+
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+    tail: bytes
+
+
+async def round_of(port: int, pid: int | None, load: Load) -> Round:
+    """One round through `port`, where the process `pid` answers."""
     body = json.dumps(
         {
             "model": "m",
@@ -120,14 +130,17 @@ async def round_of(port: int, load: Load) -> tuple[tuple[float, float], bytes]:
         _, reader = await loop.create_connection(lambda: Reader(request, tokens), "127.0.0.1", port)
         readers.append(reader)
         await asyncio.sleep(RAMP_S / load.streams)
-    from_ns = time.monotonic_ns() + int(RAMP_S / 4 * 1e9)
-    until_ns = from_ns + int(load.seconds * 1e9)
+    await asyncio.sleep(RAMP_S / 4)
+    from_ns, before_s = time.monotonic_ns(), cpu_of(pid)
+    await asyncio.sleep(load.seconds)
+    until_ns, after_s = time.monotonic_ns(), cpu_of(pid)
     await asyncio.wait_for(asyncio.gather(*(reader.ended for reader in readers)), 60 + 4 * load.seconds)
     expected = load.streams * load.tokens
     if len(tokens) != expected:
         raise SystemExit(f"error: {len(tokens)} tokens of {expected} came through port {port}")
-    p50, p99 = np.percentile([came - made for made, came in tokens if from_ns <= made < until_ns], [50, 99]) / 1e6
-    return (float(p50), float(p99)), readers[0].tail
+    ages = [came - made for made, came in tokens if from_ns <= made < until_ns]
+    p50, p99 = np.percentile(ages, [50, 99]) / 1e6
+    return Round(float(p50), float(p99), (after_s - before_s) / len(ages) * 1e6, readers[0].tail)
 
 
 async def measure(ports: dict[str, int], pids: dict[str, int], engine: TokenEngine, load: Load) -> list[Row]:
@@ -135,31 +148,28 @@ async def measure(ports: dict[str, int], pids: dict[str, int], engine: TokenEngi
     rows = []
     for steps in ("together", "spread"):
         engine.together = steps == "together"
-        quantiles: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
-        cpu_s = dict.fromkeys(ARMS, 0.0)
+        rounds: dict[str, list[Round]] = {arm: [] for arm in ARMS}
         for number in range(load.rounds + 1):
-            for arm in ARMS:
-                before_s = cpu_of(pids[arm]) if arm in pids else 0.0
-                quantile, tail = await round_of(ports[arm], load)
-                if (b"weight_version_end" in tail) != (arm == "gateway"):
-                    raise SystemExit(f"error: {arm}: the end of a stream is not what it should be: {tail!r}")
-                if not number:
-                    continue  # warms connections and caches up
-                cpu_s[arm] += (cpu_of(pids[arm]) if arm in pids else 0.0) - before_s
-                quantiles[arm].append(quantile)
-        tokens = load.streams * load.tokens * load.rounds
-        ways = {arm: np.array(each) for arm, each in quantiles.items()}  # rounds x (p50, p99)
+            for arm in ARMS if number % 2 else reversed(ARMS):  # whoever comes after whom alternates
+                result = await round_of(ports[arm], pids.get(arm), load)
+                if (b"weight_version_end" in result.tail) != (arm == "gateway"):
+                    raise SystemExit(f"error: {arm}: the end of a stream is not what it should be: {result.tail!r}")
+                if number:  # the first warms caches up
+                    rounds[arm].append(result)
+        ways = {arm: np.array([(each.p50_ms, each.p99_ms) for each in rounds[arm]]) for arm in ARMS}
         plain = np.maximum(ways["plain"] - ways["direct"], 1e-6)
         for arm, way in ways.items():
             added = way - ways["direct"]
-            numbers = (np.median(each, axis=0) for each in (way, added, added / plain))
-            figures = [float(figure) for pair in numbers for figure in pair]
-            rows.append(Row(steps, arm, *figures, cpu_us=cpu_s[arm] / tokens * 1e6))
+            medians = (np.median(each, axis=0) for each in (way, added, added / plain))
+            figures = [float(figure) for pair in medians for figure in pair]
+            rows.append(Row(steps, arm, *figures, cpu_us=float(np.median([each.cpu_us for each in rounds[arm]]))))
     return rows
 
 
-def cpu_of(pid: int) -> float:
-    """Processor seconds that a process has used."""
+def cpu_of(pid: int | None) -> float:
+    """Processor seconds that a process has used; 0 for none."""
+    if pid is None:
+        return 0.0
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
