@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from typing import Final, Protocol
 
 import structlog
@@ -14,6 +15,7 @@ from ...protocol.framing import FrameDecoder, encode_frame
 from ...protocol.ids import short
 from ...protocol.messages import (
     PIECE_BYTES,
+    BlockPiece,
     Message,
     Piece,
     Reason,
@@ -30,6 +32,9 @@ _log: Final = structlog.get_logger(__name__)
 
 LANE_WAIT_S: Final = 2.0
 """How long chunks wait for a lane before they go over TLS."""
+
+UNSURE_BYTES: Final = 16 * 1024 * 1024
+"""Of what was written to a lane, the last so many bytes may still be on their way."""
 
 LANE_RETRY_S: Final = 5.0
 """How long a peer is without lanes before another is offered to it."""
@@ -59,6 +64,9 @@ class PeerOwner(Protocol):
 
     def piece_of(self, peer: Peer, request: int) -> tuple[bytes, int] | None:
         """(name, size) of the chunk that was asked under this number."""
+
+    def block_piece(self, peer: Peer, piece: BlockPiece) -> None:
+        """Take a piece of a block."""
 
     def chunk_came(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""
@@ -144,6 +152,10 @@ class Peer:
             async with asyncio.timeout(0.5):
                 await self._writer.drain()
 
+    async def drained(self) -> None:
+        """Wait until the network has taken what was sent. Raises OSError once the connection is gone."""
+        await self._writer.drain()
+
     def lane_up(self, lane: Lane) -> None:
         """A lane to this peer is open; closed at once when the peer has gone meanwhile."""
         if self._closed:
@@ -180,6 +192,8 @@ class Peer:
                 self._owner.offer_lane(self)
             case Piece():
                 self._add_piece(message)
+            case BlockPiece():
+                self._owner.block_piece(self, message)
             case _:
                 self._owner.message(self, message)
 
@@ -202,15 +216,25 @@ class Peer:
     # -- serving --------------------------------------------------------------------------------------------
 
     async def _serve_lane(self, lane: Lane) -> None:
-        """Serve over one lane as long as it lasts."""
+        """Serve over one lane as long as it lasts.
+
+        What was written to a lane that broke may have arrived or not: all of it is rejected, which the peer minds only
+        for what it still waits for, and asks for again, elsewhere or here.
+        """
+        unsure: deque[tuple[int, int]] = deque()
         while lane in self.lanes:
             request, name = await self._next(lane)
             if name is None:
-                return
+                break
             sealed = await self._load(request, name)
-            if sealed is not None and not await lane.send(name, sealed):
-                self.send(Reject(request, Reason.BUSY))  # the lane broke: the peer asks again, elsewhere or here
+            if sealed is not None:
+                unsure.append((request, len(sealed)))
+                while sum(size for _, size in unsure) > UNSURE_BYTES + len(sealed):
+                    unsure.popleft()
+                await lane.send(name, sealed)
             self._owner.chunk_left(self, name)
+        for request, _ in unsure:
+            self.send(Reject(request, Reason.BUSY))
 
     async def _next(self, lane: Lane) -> tuple[int, bytes | None]:
         """The next chunk to send, or no name once the lane is gone."""
