@@ -26,6 +26,7 @@ from ..storage.slots import StreamSlots
 from ..storage.space import Space
 from .anchors import Anchors
 from .background import in_thread
+from .blocks import BlockReader
 from .config import Config, Stream
 from .errors import HomeError
 from .fleet.enrol import Issuer
@@ -33,6 +34,7 @@ from .fleet.fleet import Fleet, LocalEffect
 from .fleet.identity import Identity
 from .fleet.listener import bind
 from .home import Home
+from .joining import Joining
 from .local.api import LocalConfig, serve_local
 from .local.gateway.run import configured, keep_gateway
 from .making import Desk
@@ -118,6 +120,7 @@ class Node:
         self._key = identity.publisher_key
         self._anchors: dict[str, Anchors] = {}
         self.publisher = Publisher(identity, desk, self.replica, self._make_way)
+        self.fleet.blocks.read = BlockReader(self.replicas).read
         self._room = Room(self._space, chunks, self.fleet)
         self._retention = Retention(self.fleet, store, config.storage, publisher=self._is_head)
         self.service = NodeService(self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows)
@@ -167,12 +170,13 @@ class Node:
             threads=self._threads,
         )
         self.replicas[stream] = made
-        upkeep = Upkeep(made, _nobody, every_s=storage.verify_every_s, share=storage.upkeep_share)
+        upkeep = Upkeep(made, self.fleet.blocks.fetch, every_s=storage.verify_every_s, share=storage.upkeep_share)
         self.upkeeps[stream] = upkeep
         made.start()
         self._tasks.create_task(made.run())
         self._tasks.create_task(upkeep.run())
         self._tasks.create_task(self._tending(made))
+        self._tasks.create_task(Joining(made, self.fleet).run())
         if self._key is not None:
             anchors = Anchors(made, self._desk, self._key, options, partial(self.publisher.holds_back, stream))
             self._anchors[stream] = anchors
@@ -266,7 +270,3 @@ def _going_on(what: str) -> Iterator[None]:
         yield
     except (StorageError, OSError) as error:
         _log.error(what, reason=str(error))
-
-
-async def _nobody(_stream: str, _manifest: bytes, _numbers: object) -> dict[int, bytes]:
-    return {}

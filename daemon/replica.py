@@ -22,6 +22,7 @@ import structlog
 
 from ..protocol.errors import BaseMismatchError, ProtocolError
 from ..protocol.ids import short
+from ..protocol.layout import Layout
 from ..protocol.manifest import Head, Manifest, Transition
 from ..storage.base import BaseSource, verify_base
 from ..storage.building import Building
@@ -408,6 +409,19 @@ class Replica:
             return None if transition is None else await asyncio.to_thread(read_digests, self._store, transition)
         except (ChunkMissingError, ChunkCorruptError):
             return None
+
+    async def layout_of(self, manifest: bytes) -> Layout | None:
+        """The layout of a version, None when it is not in the store."""
+        transition = self._fleet.view.transition_to(self.stream, manifest)
+        try:
+            return None if transition is None else await asyncio.to_thread(read_layout, self._store, transition)
+        except (ChunkMissingError, ChunkCorruptError):
+            return None
+
+    @property
+    def compares_base(self) -> bool:
+        """Whether a local base may save the first transfer yet."""
+        return self._base is not None or self._waits_for_base()
 
     async def _make_twin(self) -> None:
         """Bring the slot behind to the committed version."""

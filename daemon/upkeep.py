@@ -34,8 +34,8 @@ LISTS_WAIT_S: Final = 60.0
 MEND_BLOCKS: Final = 16
 """Blocks fetched from other nodes at a time: bounds the memory that mending takes."""
 
-FetchBlocks = Callable[[str, bytes, Sequence[int]], Awaitable[dict[int, bytes]]]
-"""(stream, manifest, block numbers) to the blocks that other nodes gave; unverified."""
+FetchBlocks = Callable[[bytes, Sequence[int], bytes], Awaitable[dict[int, bytes]]]
+"""(manifest, block numbers, digest table) to the blocks that other nodes gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Upkeep:
         missing = []
         for at in range(0, len(left), MEND_BLOCKS):
             some = left[at : at + MEND_BLOCKS]
-            got = await self._fetch(slot.stream, slot.manifest, some)
+            got = await self._fetch(slot.manifest, some, digests)
             missing += await asyncio.to_thread(self._replica.slots.repair, slot, some, digests, got.get)
         return missing
 

@@ -27,6 +27,16 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeBlock:
+    """Answer a request for a block of a slot, in pieces on the control connection, or with a reject."""
+
+    link: int
+    request: int
+    manifest: bytes
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hangup:
     """Close a link and its lanes."""
 
@@ -107,6 +117,7 @@ class Dropped:
 Effect = (
     Send
     | Serve
+    | ServeBlock
     | Hangup
     | Dial
     | Persist

@@ -1,8 +1,9 @@
 """Messages of the control connection: one tagged MessagePack array per frame.
 
-Three families. Gossip moves signed objects: headers are pushed, bodies pulled, digests compared each second.
+Four families. Gossip moves signed objects: headers are pushed, bodies pulled, digests compared each second.
 Swarm moves chunks: have, request, reject; the chunks themselves come over lanes, or in pieces here when a lane
-failed. Link keeps the connection itself: hello, ping, lanes, goodbye.
+failed. Blocks are plain parts of a version's files, for repairs and for joiners whom no transition leads in.
+Link keeps the connection itself: hello, ping, lanes, goodbye.
 
 Every request is answered exactly once: by the chunk (on a lane, or as `Piece`s) or by a `Reject`.
 """
@@ -17,6 +18,7 @@ import msgspec
 from .errors import MessageError
 from .framing import MAX_FRAME_BYTES
 from .ids import Attempt, ChunkSize, Digest, Key, Ordinal
+from .layout import BLOCK_BYTES
 from .packing import pack, unpack
 from .signed import MAX_SIGNED_BYTES, SIGNATURE_BYTES
 
@@ -187,6 +189,30 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=21):
     ranges: Ranges
 
 
+class BlockRequest(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Asks for one 4 MiB block of a version that the receiver holds in a slot. Numbered like Request, apart from it."""
+
+    request: Ordinal
+    manifest: Digest
+    block: Ordinal
+
+
+class BlockReject(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """The block will not come: MISSING when the version is not held here, or not clean."""
+
+    request: Ordinal
+    reason: Reason
+
+
+class BlockPiece(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Part of a block, which only ever travels over TLS: bytes from `offset` of `size`."""
+
+    request: Ordinal
+    offset: Ordinal
+    size: Annotated[int, msgspec.Meta(ge=1, le=BLOCK_BYTES)]
+    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PIECE_BYTES)]
+
+
 Message = (
     Hello
     | Ping
@@ -207,6 +233,9 @@ Message = (
     | Cancel
     | Piece
     | Claim
+    | BlockRequest
+    | BlockReject
+    | BlockPiece
 )
 
 
@@ -229,7 +258,7 @@ def check_message(message: Message) -> Message:
             if first <= previous + 1 or last < first:
                 raise MessageError(f"ordinal ranges do not rise: {first}..{last} after {previous}")
             previous = last
-    elif isinstance(message, Piece) and message.offset + len(message.data) > message.size:
+    elif isinstance(message, Piece | BlockPiece) and message.offset + len(message.data) > message.size:
         end = message.offset + len(message.data)
         raise MessageError(f"piece ends at {end}, beyond its chunk of {message.size} bytes")
     return message

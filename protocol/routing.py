@@ -30,6 +30,7 @@ class Following:
     held: frozenset[bytes] = frozenset()  # manifest digests that a slot or base has
     bad: set[bytes] = field(default_factory=set)  # attempts that contradicted a verified base
     restore: set[bytes] = field(default_factory=set)  # attempts that were whole here until the store lost a chunk
+    lists_of: frozenset[bytes] = frozenset()  # manifests whose lists are wanted though no route goes there
     lists_first: bool = False  # a local base waits to be compared: fetch blobs only
     route: tuple[Transition, ...] | None = None
     announced: tuple[bytes, ...] | None = None  # attempts of the last RouteReady
@@ -127,13 +128,29 @@ class Routing:
         return wanted
 
     def wanted_lists(self) -> list[Series]:
-        """Series of which only the blobs are wanted: to compare a local base with."""
+        """Series of which only the blobs are wanted: to compare a local base with, or to fetch a version in blocks."""
         return [
             series
             for following in self.following.values()
-            if following.lists_first
+            if following.lists_first or following.lists_of
             for series in self._series.values()
             if series.stream == following.stream
             and series.transition is not None
-            and series.transition.kind in (Route.FULL, Route.BASE)
+            and (
+                series.transition.target in following.lists_of
+                or (following.lists_first and series.transition.kind in (Route.FULL, Route.BASE))
+            )
         ]
+
+    def way_in_bytes(self, stream: str) -> int | None:
+        """Bytes still to fetch of the route, None when there is none whose every leg somebody offers."""
+        following = self.following.get(stream)
+        if following is None or following.route is None:
+            return None
+        cost = sum(self._cost(leg) for leg in following.route)
+        return None if cost >= _UNOBTAINABLE else cost
+
+    def want_lists(self, stream: str, manifests: frozenset[bytes]) -> None:
+        """Fetch the lists of the transitions to these versions, whatever the route is."""
+        if stream in self.following:
+            self.following[stream].lists_of = manifests

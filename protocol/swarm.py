@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from .blocks import Blocks
 from .chance import Chance
 from .dialer import Dialer
 from .effects import Dial, Effect, Hangup, Send, SiteFound
@@ -21,6 +22,8 @@ from .link import Link
 from .manifest import NodeRecord
 from .messages import (
     PROTOCOL_VERSION,
+    BlockReject,
+    BlockRequest,
     Buckets,
     Bye,
     Headers,
@@ -69,6 +72,7 @@ class Swarm:
         self.gossip = Gossip(settings.ca_key)
         self._effects: list[Effect] = []
         self.fetch = Fetch(self.gossip, self.links, self._effects.append, has, self.node, settings.site, rng)
+        self.blocks = Blocks(self.gossip, self.links, self._effects.append, settings.site)
         self._spread = Spread(
             self.gossip, self.links, self._effects.append, self._learned, self.fetch.outdated, self.follows
         )
@@ -133,6 +137,7 @@ class Swarm:
             self._dialer.failed(address, now_s)
         self._spread.lost(link)
         self.fetch.lost(link, now_s)
+        self.blocks.lost(link, now_s)
 
     def dial_failed(self, address: str, now_s: float) -> None:
         """Report that a `Dial` came to nothing."""
@@ -159,6 +164,8 @@ class Swarm:
                 self._hangup(link, message.reason)
             case Summary() | Buckets() | Inventory() | Headers() | Pull() | Object():
                 self._spread.receive(link, message, now_s)
+            case BlockRequest() | BlockReject():
+                self.blocks.receive(link, message, now_s)
             case Hello():
                 raise MessageError("second hello")
             case _:
@@ -271,6 +278,7 @@ class Swarm:
                 self._ping(link, now_s)
         self._spread.tick(now_s)
         self.fetch.tick(now_s)
+        self.blocks.tick(now_s)
         self._find_site()
         self._tend_links(now_s)
 

@@ -27,14 +27,15 @@ from ...protocol.effects import (
     RouteReady,
     Send,
     Serve,
+    ServeBlock,
     SiteFound,
     StreamKnown,
 )
 from ...protocol.errors import ProtocolError
 from ...protocol.lane import LaneCodec
 from ...protocol.manifest import Head
+from ...protocol.messages import BlockPiece, Message, ObjectKind
 from ...protocol.messages import Lane as LaneOffer
-from ...protocol.messages import Message, ObjectKind
 from ...protocol.seal import open_blob
 from ...protocol.swarm import Settings, Swarm
 from ...storage.catalog import Catalog
@@ -43,6 +44,7 @@ from ...storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from ..config import Config
 from ..units import parse_address
 from . import tls
+from .blocks import BlockDesk
 from .enrol import Issuer, serve_join
 from .identity import Identity
 from .lane import Lane
@@ -87,6 +89,7 @@ class Fleet:
         )
         self.swarm = Swarm(settings, store.has, random.Random(secrets.randbits(64)))  # noqa: S311
         self.view = View(self.swarm)
+        self.blocks = BlockDesk(self.swarm, self._carry_out, self._now)
         self.node = identity.node_id
         self.peers: dict[int, Peer] = {}
         self._issuer = issuer
@@ -191,6 +194,12 @@ class Fleet:
             self.rescan(stream)
         return bool(hit)
 
+    def want_lists(self, stream: str, manifests: frozenset[bytes]) -> None:
+        """Fetch the lists of the transitions to these versions, whatever the route is."""
+        self.swarm.fetch.routing.want_lists(stream, manifests)
+        self.swarm.fetch.request(self._now())
+        self._carry_out()
+
     def hold_off(self, wait_s: float) -> None:
         """Ask for no chunk for so long: there is no room for it."""
         self.swarm.fetch.hold_off(self._now() + wait_s)
@@ -243,6 +252,9 @@ class Fleet:
             case Serve(number, request, name, secure):
                 if number in self.peers:
                     self.peers[number].serve(request, name, secure=secure)
+            case ServeBlock(number, request, manifest, block):
+                if number in self.peers:
+                    self._tasks.create_task(self.blocks.send(self.peers[number], request, manifest, block))
             case Hangup(number, reason):
                 if number in self.peers:
                     _log.debug("hang up", peer=number, reason=reason)
@@ -355,6 +367,7 @@ class Fleet:
             await peer.run()
         finally:
             del self.peers[peer.number]
+            self.blocks.gone(peer.number)
             self.swarm.link_down(peer.number, self._now())
             self._carry_out()
 
@@ -411,6 +424,12 @@ class Fleet:
     def chunk_left(self, peer: Peer, name: bytes) -> None:
         """A chunk was handed to the network for a peer, or could not be."""
         self.swarm.chunk_served(peer.number, name)
+
+    def block_piece(self, peer: Peer, piece: BlockPiece) -> None:
+        """Take a piece of a block. Raises ProtocolError when pieces do not follow each other."""
+        whole = self.blocks.take(peer.number, piece)
+        if whole is not None:
+            self._tasks.create_task(self.blocks.check(peer.number, piece.request, whole))
 
     def chunk_came(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""

@@ -84,6 +84,10 @@ class View:
             return None
         return max(leg.version[1] for leg in legs), max(total - missing, 0), total
 
+    def way_in_bytes(self, stream: str) -> int | None:
+        """Bytes still to fetch of the route to the head, None when there is none that peers offer."""
+        return self._swarm.fetch.routing.way_in_bytes(stream)
+
     def has_chunks(self, transition: Transition) -> bool:
         """Whether any chunk of a transition is here."""
         series = self._swarm.fetch.stock.series.get(transition.attempt)

@@ -117,15 +117,32 @@ def test_a_damaged_spare_does_not_become_a_version_when_all_is_verified_first(ow
         assert node.client.status(stream).proven
 
 
-def test_a_damaged_version_without_a_copy_is_fetched_anew(own_fleet, stream, tmp_path, random):
+def flip_all_copies(node, stream):
+    """Flip the same bit in the version and in its twin, so that neither mends the other."""
+    for path in (twin_of(node, stream, 1), slots_of(node, stream)["v1"]):
+        flip(path / "model.safetensors")
+
+
+def test_what_no_slot_here_can_mend_comes_in_blocks_from_another_node(own_fleet, stream, tmp_path):
     fleet = own_fleet
     node = fleet.add("node", "eu-west/b")
     directory = write(tmp_path / "1", model())
     fleet.publish(directory, stream)
-    twin = twin_of(node, stream, 1)
-    for path in (twin, slots_of(node, stream)["v1"]):
-        flip(path / "model.safetensors")
-    assert sum(slot["bad"] for slot in verified(node, stream, "--repair", expect=Exit.DAMAGED)) >= 1
+    flip_all_copies(node, stream)
+    slots = verified(node, stream, "--repair")
+    assert [(slot["bad"], slot["left"]) for slot in slots if not slot["twin"]] == [(1, 0)]
+    fleet.check(node, stream, 1, files_of(directory))
+
+
+def test_a_version_that_nobody_can_mend_is_built_anew(own_fleet, stream, tmp_path):
+    fleet = own_fleet
+    node = fleet.add("node", "eu-west/b")
+    directory = write(tmp_path / "1", model())
+    fleet.publish(directory, stream)
+    twin_of(node, stream, 1)
+    fleet.head.stop()
+    flip_all_copies(node, stream)
+    assert sum(slot["left"] for slot in verified(node, stream, "--repair", expect=Exit.DAMAGED)) >= 1
     fleet.check(node, stream, 1, files_of(directory))
 
 

@@ -35,6 +35,9 @@ from patchswarm.protocol.manifest import (
     TransitionPart,
 )
 from patchswarm.protocol.messages import (
+    BlockPiece,
+    BlockReject,
+    BlockRequest,
     Buckets,
     Bye,
     Cancel,
@@ -254,4 +257,7 @@ EXAMPLES: dict[str, Example] = {
     "message-cancel": message(Cancel(9)),
     "message-piece": message(Piece(9, 32, 37, b"piece")),
     "message-claim": message(Claim(ATTEMPT, 2, ((4, 7),))),
+    "message-block-request": message(BlockRequest(9, digest(b"manifest"), 1234)),
+    "message-block-reject": message(BlockReject(9, Reason.MISSING)),
+    "message-block-piece": message(BlockPiece(9, 48, 4096, b"piece")),
 }
