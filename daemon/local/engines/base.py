@@ -49,6 +49,7 @@ class EngineAnswerError(EngineError):
 class Load:
     """Weights to load: the directory of one version, leased for as long as the load takes."""
 
+    stream: str
     path: str
     applied: Applied
     """What the engine holds afterwards."""

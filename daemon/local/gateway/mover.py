@@ -284,7 +284,14 @@ class Mover:
     ) -> int:
         """Behind the closed gate: other weights for the engine, and their label; attempts that the load took."""
         before = self._gate.applied(version.stream)
-        load = Load(str(lease.path), _identity(version), before, target.adapter, idle=self._gate.active == 0)
+        load = Load(
+            version.stream,
+            str(lease.path),
+            _identity(version),
+            before,
+            target.adapter,
+            idle=self._gate.active == 0,
+        )
         await self._pause(idle=idle)
         loads = await self._load(target, load, lease, holds)
         self._lost = self._lost if target.adapter else ""

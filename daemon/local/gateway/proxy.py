@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self
 
 import aiohttp
@@ -27,6 +27,7 @@ from .errors import (
     WeightVersionMismatchError,
     WeightVersionNotReadyError,
 )
+from .exchange import HOP_HEADERS, Exchange
 from .follower import Follower
 from .gate import Admission, Gate
 from .mover import Mover
@@ -38,20 +39,6 @@ VERSIONED_ROUTES: Final = frozenset({"/generate", "/v1/completions", "/v1/chat/c
 """Routes whose bodies name the weights they accept, and whose answers name the weights that made them. On any other
 route headers do both."""
 
-_HOP: Final = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_NOT_SENT: Final = _HOP | {"host", "content-length", "expect"}
 _KEEP_ALIVE_S: Final = 4.0
 """Less than the 5 s after which uvicorn, under both engines, closes an idle connection: a request that meets the
 closing is one that failed for no reason."""
@@ -103,14 +90,14 @@ class Proxy:
         if request.path.rstrip("/") in self._engine.blocked_routes:
             raise RouteBlockedError(f"{request.path[:200]} changes the engine's weights: the gateway does that itself")
         if request.method in _SAFE:
-            return await self._forward(_Exchange(request, request.content if request.body_exists else None))
+            return await self._forward(Exchange(request, request.content if request.body_exists else None))
         body: Members | None = None
         if request.path in VERSIONED_ROUTES:
             data = await request.read()
             body = _object(data)
-            exchange = _Exchange(request, data, versioned=body is not None)
+            exchange = Exchange(request, data, versioned=body is not None)
         else:
-            exchange = _Exchange(request, request.content if request.body_exists else None)
+            exchange = Exchange(request, request.content if request.body_exists else None)
         constraint = parse((body or {}).get("weight_version"), request.headers)
         follower = self._follower(body)
         stream = follower.target.stream if follower else ""
@@ -201,7 +188,7 @@ class Proxy:
 
     # -- passing on -----------------------------------------------------------------------------------------
 
-    async def _forward(self, exchange: _Exchange) -> web.StreamResponse:
+    async def _forward(self, exchange: Exchange) -> web.StreamResponse:
         assert self._session is not None, "enter the proxy's context first"
         request = exchange.request
         try:
@@ -222,7 +209,7 @@ class Proxy:
                 EngineUnavailableError(f"the engine does not answer ({str(error) or type(error).__name__})")
             )
 
-    async def _answer(self, exchange: _Exchange, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _answer(self, exchange: Exchange, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         kind = upstream.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         stamped = (
             exchange.versioned
@@ -251,7 +238,7 @@ class Proxy:
         return response
 
     async def _stream(
-        self, exchange: _Exchange, upstream: aiohttp.ClientResponse, response: web.StreamResponse
+        self, exchange: Exchange, upstream: aiohttp.ClientResponse, response: web.StreamResponse
     ) -> web.StreamResponse:
         stamper = StreamStamper(lambda label: self._judge(exchange, label))
         try:
@@ -267,7 +254,7 @@ class Proxy:
         await response.write_eof()
         return response
 
-    def _judge(self, exchange: _Exchange, label: str | None) -> Mark:
+    def _judge(self, exchange: Exchange, label: str | None) -> Mark:
         """The mark for an answer that ends now. Raises WeightVersionMismatchError when the engine says otherwise."""
         start = exchange.start
         assert start is not None
@@ -284,9 +271,9 @@ class Proxy:
         raise WeightVersionMismatchError(why)
 
     def _response_headers(
-        self, exchange: _Exchange, upstream: aiohttp.ClientResponse, *, ended: bool = False
+        self, exchange: Exchange, upstream: aiohttp.ClientResponse, *, ended: bool = False
     ) -> CIMultiDict[str]:
-        dropped = _HOP | {"content-length"}
+        dropped = HOP_HEADERS | {"content-length"}
         headers = CIMultiDict((name, value) for name, value in upstream.headers.items() if name.lower() not in dropped)
         if exchange.start is not None:
             start = str(exchange.start.version)
@@ -295,98 +282,6 @@ class Proxy:
                 now = self._gate.applied(exchange.stream) or exchange.start
                 headers["X-Weight-Version-End"] = str(now.version)
         return headers
-
-
-class _Exchange:
-    """One request on its way through: what came in, what is sent, what is answered."""
-
-    def __init__(self, request: web.Request, body: Any, *, versioned: bool = False) -> None:
-        self.request = request
-        self.body = body
-        self.versioned = versioned
-        self.sent: Members | None = None
-        """The JSON object that the engine gets, on versioned routes."""
-        self.admission: Admission | None = None
-        self.response: web.StreamResponse | None = None
-        """The answer, once its head has gone out."""
-        self.broken = False
-        """Whether it ended otherwise than by the engine's last word."""
-        self.heard_s = time.monotonic()
-        """When the engine was last heard of."""
-
-    @property
-    def start(self) -> Applied | None:
-        """The weights that the request began with."""
-        return self.admission.start if self.admission else None
-
-    @property
-    def stream(self) -> str:
-        """The stream that its weights are of."""
-        return self.admission.stream if self.admission else ""
-
-    def request_headers(self) -> CIMultiDict[str]:
-        """The caller's headers, without those that belong to its connection."""
-        # A compressed answer could not be written into.
-        dropped = _NOT_SENT | {"accept-encoding"} if self.versioned else _NOT_SENT
-        headers = CIMultiDict(
-            (name, value) for name, value in self.request.headers.items() if name.lower() not in dropped
-        )
-        if not isinstance(self.body, bytes) and (length := self.request.headers.get("Content-Length")) is not None:
-            headers["Content-Length"] = length
-        return headers
-
-    @contextlib.contextmanager
-    def listening(self, silence_s: float) -> Iterator[None]:
-        """Raises TimeoutError in the body when nothing is heard for so long.
-
-        One timer for a request, which looks when it rings: aiohttp's own is set anew with every token.
-        """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        silent = False
-        timer: asyncio.TimerHandle
-        self.heard_s = time.monotonic()
-
-        def look() -> None:
-            nonlocal timer, silent
-            left_s = self.heard_s + silence_s - time.monotonic()
-            if left_s > 0:
-                timer = loop.call_later(left_s, look)
-            else:
-                silent = True
-                task.cancel()
-
-        timer = loop.call_later(silence_s, look)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not silent or task.uncancel():
-                raise
-            raise TimeoutError(f"nothing for {silence_s:g} s") from None
-        finally:
-            timer.cancel()
-
-    @property
-    def client_has_gone(self) -> bool:
-        """Whether there is nobody to answer."""
-        transport = self.request.transport
-        return transport is None or transport.is_closing()
-
-    async def refuse(self, error: GatewayError) -> web.StreamResponse:
-        """Answer with `error`: raise it when nothing has been answered yet.
-
-        Else the answer ends with an event that says why, or breaks off where events mean nothing.
-        """
-        self.broken = True
-        response = self.response
-        if response is None:
-            raise error
-        if response.content_type == "text/event-stream":
-            await response.write(b"data: " + msgspec.json.encode(error.body) + b"\n\n")
-            await response.write_eof()
-        elif self.request.transport is not None:
-            self.request.transport.abort()
-        return response
 
 
 def _object(data: bytes) -> Members | None:
