@@ -379,8 +379,11 @@ class Fetch:
         lists, wanted = self.routing.wanted_lists(), self.routing.wanted()
         if not lists and not wanted:
             return
-        for link in self._nearest():
-            self._request_from(link, lists, wanted, now_s)
+        if any(series.lacks_unasked() for series in (*lists, *wanted)):
+            for link in self._nearest():
+                self._request_from(link, lists, wanted, now_s)
+        elif wanted:
+            self._turn_due_s = self._turn_due_s or now_s + TURN_S
 
     def request_more(self, link: Link, now_s: float) -> None:
         """Ask one link, whose window has room again."""
@@ -407,19 +410,20 @@ class Fetch:
         offered = link.offers(series.attempt)
         if offered is None or link.is_stuck or not link.has_room():
             return
+        meta = series.missing_meta() & ~series.asked.meta & offered.meta
+        bits = series.missing_data() & ~series.asked.data & offered.data if data else 0
+        if not meta and not bits:
+            return
         deferred = link.deferred.get(series.attempt) or ChunkSet()
         if link.site != self.site and self._awaits_roster(series, now_s):
             return
         plan, meta_plan = self._plan_of(series, None, now_s)
-        meta = series.missing_meta() & ~series.asked.meta & offered.meta & ~deferred.meta
-        meta &= meta_plan.allowed(link, self.site)
+        meta &= ~deferred.meta & meta_plan.allowed(link, self.site)
         self._depart(link, series, meta, META_ORDINAL, now_s)
-        if data:
-            bits = series.missing_data() & ~series.asked.data & offered.data & ~deferred.data
-            bits &= plan.allowed(link, self.site)
-            if bits and link.site != self.site:
-                bits &= ~self._offered(series, plan)[0].data
-            self._depart(link, series, bits, 0, now_s)
+        bits &= ~deferred.data & plan.allowed(link, self.site)
+        if bits and link.site != self.site:
+            bits &= ~self._offered(series, plan)[0].data
+        self._depart(link, series, bits, 0, now_s)
 
     def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites

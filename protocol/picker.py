@@ -58,6 +58,8 @@ class Plan:
 
     def deal(self, named: int, alive: frozenset[bytes], now_s: float) -> None:
         """Work out the masks for newly named ordinals, or for all when the living borders have changed."""
+        if self.dealt and alive is self.alive and not named & ~self.dealt:
+            return  # nothing has changed, as most of the time
         dealing = self._dealing
         if dealing is None:
             return

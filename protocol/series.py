@@ -179,6 +179,10 @@ class Series:
         """Bitmap of named data chunks that are not here."""
         return self.named & ~self.have.data
 
+    def lacks_unasked(self) -> bool:
+        """Whether some chunk is neither here nor asked for."""
+        return bool(self.missing_meta() & ~self.asked.meta or self.missing_data() & ~self.asked.data)
+
     def expected(self) -> int | None:
         """Bitmap of all data chunks, or None while the transition record is not here."""
         if self.transition is None:

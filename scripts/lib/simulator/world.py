@@ -34,7 +34,7 @@ class Options:
 
     seed: int = 1
     tcp: Tcp = field(default_factory=Tcp)
-    warm_up_s: float = 8.0
+    warm_up_s: float = 6.0
     """Before the publish: nodes find each other."""
     give_up_s: float = 600.0
     churn_per_s: float = 0.0
