@@ -92,6 +92,7 @@ class Replica:
         self._bases_tried: set[bytes] = set()
         self._route: tuple[Transition, ...] | None = None
         self._behind: tuple[Transition, ...] = ()
+        self._doubted: bytes | None = None  # the attempt that was contradicted last, all slots being right
         self._contradicted: Transition | None = None  # the leg whose bytes did not fit what it was applied to
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -391,8 +392,13 @@ class Replica:
         digests = await self.digests_of(start) if start else b""
         if digests is None:
             return  # nothing to judge by: it is tried again
-        if not await asyncio.to_thread(self._damage, start, digests) and self._contradicted is not None:
-            self._fleet.mark_bad(self.stream, self._contradicted.attempt)
+        if await asyncio.to_thread(self._damage, start, digests) or self._contradicted is None:
+            return
+        # Giving the spare back may have mended it, so only a second time speaks against the transition.
+        attempt, before = self._contradicted.attempt, self._doubted
+        self._doubted = attempt
+        if attempt == before:
+            self._fleet.mark_bad(self.stream, attempt)
 
     def _damage(self, manifest: bytes, digests: bytes) -> bool:
         """Whether any slot of a version is damaged; such a one is withdrawn. Its twin may be, on which was built."""
