@@ -417,7 +417,7 @@ class Fleet:
         """(name, size) of the chunk that was asked under this number."""
         return self.swarm.flight(peer.number, request)
 
-    async def load(self, name: bytes) -> bytes | None:
+    async def load(self, name: bytes) -> bytes | bytearray | None:
         """Sealed bytes of a chunk once the upload limit lets it go; None when it is gone."""
         return await self._traffic.load(name)
 

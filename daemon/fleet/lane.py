@@ -103,7 +103,7 @@ class Lane(asyncio.BufferedProtocol):
         """Whether the peer, or the path, takes less than is offered to it."""
         return not self._writable.is_set()
 
-    async def send(self, name: bytes, sealed: bytes) -> bool:
+    async def send(self, name: bytes, sealed: bytes | bytearray) -> bool:
         """Send a chunk once the peer has room. Returns False when the lane has gone: answer in another way."""
         await self._writable.wait()
         if self._transport is None or self._transport.is_closing():

@@ -71,7 +71,7 @@ class PeerOwner(Protocol):
     def chunk_came(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""
 
-    async def load(self, name: bytes) -> bytes | None:
+    async def load(self, name: bytes) -> bytes | bytearray | None:
         """Sealed bytes of a chunk once the upload limit lets it go; None when it is gone."""
 
     def chunk_left(self, peer: Peer, name: bytes) -> None:
@@ -264,7 +264,7 @@ class Peer:
                 await self._over_tls(request, sealed)
             self._owner.chunk_left(self, name)
 
-    async def _load(self, request: int, name: bytes) -> bytes | None:
+    async def _load(self, request: int, name: bytes) -> bytes | bytearray | None:
         sealed = await self._owner.load(name)
         if sealed is None:
             self.send(Reject(request, Reason.MISSING))
@@ -272,9 +272,9 @@ class Peer:
             self.upload.add(len(sealed), time.monotonic())
         return sealed
 
-    async def _over_tls(self, request: int, sealed: bytes) -> None:
+    async def _over_tls(self, request: int, sealed: bytes | bytearray) -> None:
         for offset in range(0, len(sealed), PIECE_BYTES):
-            self.send(Piece(request, offset, len(sealed), sealed[offset : offset + PIECE_BYTES]))
+            self.send(Piece(request, offset, len(sealed), bytes(sealed[offset : offset + PIECE_BYTES])))
             await self._writer.drain()
 
     async def _widen(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
@@ -21,6 +22,8 @@ _log: Final = structlog.get_logger(__name__)
 
 _TIMER_SLACK_S: Final = 0.001
 _THREADS: Final = 4
+_RECENT_SHARE: Final = 8
+"""Part of the memory limit that may hold chunks for those who ask for what has just come."""
 
 
 class Kept(Enum):
@@ -41,6 +44,8 @@ class Traffic:
         self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="chunks")
         self._upload = Pacer(limits.upload)
         self._download = Pacer(limits.download)
+        self._recent: OrderedDict[bytes, bytearray] = OrderedDict()
+        self._recent_bytes = 0
         self._pending_bytes = 0
         self._paused_until_s = 0.0
 
@@ -48,13 +53,15 @@ class Traffic:
         """Let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def load(self, name: bytes) -> bytes | None:
+    async def load(self, name: bytes) -> bytes | bytearray | None:
         """Sealed bytes of a chunk once the upload limit lets it go; None when it is gone."""
-        try:
-            sealed = await asyncio.get_running_loop().run_in_executor(self._threads, self._store.get, name)
-        except (StorageError, OSError) as error:
-            _log.warning("chunk cannot be served", reason=str(error))
-            return None
+        sealed: bytes | bytearray | None = self._recent.get(name)
+        if sealed is None:
+            try:
+                sealed = await asyncio.get_running_loop().run_in_executor(self._threads, self._store.get, name)
+            except (StorageError, OSError) as error:
+                _log.warning("chunk cannot be served", reason=str(error))
+                return None
         wait_s = self._upload.book(len(sealed), time.monotonic())
         if wait_s:
             await asyncio.sleep(wait_s)
@@ -84,7 +91,16 @@ class Traffic:
         finally:
             self._pending_bytes -= len(body)
             self._read_on()
+        self._remember(name, body)
         return Kept.STORED
+
+    def _remember(self, name: bytes, body: bytearray) -> None:
+        """Have the verified bytes at hand for a while: what has just come is what others ask for."""
+        if name not in self._recent:
+            self._recent[name] = body
+            self._recent_bytes += len(body)
+        while self._recent_bytes > self._memory_limit // _RECENT_SHARE:
+            self._recent_bytes -= len(self._recent.popitem(last=False)[1])
 
     def _read_on(self) -> None:
         """Let lanes read again, once the store has caught up and the download limit allows."""
