@@ -119,6 +119,7 @@ class Report(msgspec.Struct, frozen=True):
     violations: tuple[str, ...]
     complaints: int
     wall_s: float
+    cpu_s: float
 
     def lines(self) -> list[str]:
         """For people."""
@@ -136,7 +137,7 @@ class Report(msgspec.Struct, frozen=True):
             "control": f"p50 {self.control_bytes.p50 / 1e3:.0f} kB     max {self.control_bytes.max / 1e3:.0f} kB     "
             f"{self.control_share:.2%} of chunk bytes",
             "head known": f"p50 {known.p50:.2f} s     max {known.max:.2f} s",
-            "simulated in": f"{self.wall_s:.1f} s",
+            "simulated in": f"{self.wall_s:.1f} s, {self.cpu_s:.1f} s of them on a core",
         }
         if math.isnan(known.max):  # a baseline has neither
             del rows["head known"], rows["control"]
@@ -152,7 +153,7 @@ class Report(msgspec.Struct, frozen=True):
         return found
 
 
-def measure(world: Run, wall_s: float) -> Report:
+def measure(world: Run, wall_s: float, cpu_s: float) -> Report:
     """What happened in a world that has run."""
     start_s = world.published_s or 0.0
     size = world.size
@@ -204,4 +205,5 @@ def measure(world: Run, wall_s: float) -> Report:
         violations=tuple(world.violations),
         complaints=len(world.complaints),
         wall_s=wall_s,
+        cpu_s=cpu_s,
     )
