@@ -90,12 +90,12 @@ class Fetch:
                 self._plans.pop(value.attempt, None)  # made without the roster, if there is one
             case Transition():
                 self.stock.describe(value, now_s)
-                self.routing.plan(value.stream)
+                self.routing.plan_soon(value.stream, now_s)
             case Manifest():
                 self.stock.void(value.stream, (value.epoch, value.version), value.attempt)
                 if self._gossip.head(value.stream) == value:
                     self._emit(HeadMoved(value.stream))
-                self.routing.plan(value.stream)
+                self.routing.plan_soon(value.stream, now_s)
             case StreamRecord():
                 self._emit(StreamKnown(value.stream))
             case _:
@@ -121,7 +121,7 @@ class Fetch:
         """Take the opened index blob of one part of a transition."""
         series = self.stock.add_index(attempt, part, data, now_s)
         if series is not None:
-            self.routing.plan(series.stream)
+            self.routing.plan_soon(series.stream, now_s)
             self.request(now_s)
 
     def stored(self, name: bytes, now_s: float) -> None:
@@ -308,11 +308,13 @@ class Fetch:
 
     def due_s(self) -> float | None:
         """When `act` should be called next, or None."""
-        dues = [due for due in (self.stock.due_s(), self._turn_due_s) if due is not None]
+        dues = [due for due in (self.stock.due_s(), self.routing.due_s(), self._turn_due_s) if due is not None]
         return min(dues, default=None)
 
     def act(self, now_s: float) -> None:
         """Do what has come due: say HAVEs, and take over what others fail to bring."""
+        if self.routing.plan_due():
+            self.request(now_s)
         have_due = self.stock.due_s()
         if have_due is not None and have_due <= now_s:
             self.stock.say()

@@ -51,6 +51,7 @@ class Routing:
         self._series = series
         self._emit = emit
         self.following: dict[str, Following] = {}
+        self._stale: dict[str, float] = {}  # stream -> since when its plan is out of date
 
     def hold(self, stream: str, held: frozenset[bytes], *, lists_first: bool) -> None:
         """Say which manifests of `stream` this host has the bytes of; starts following it."""
@@ -71,6 +72,21 @@ class Routing:
     def announce_again(self, stream: str) -> None:
         """Hand the route over once more when it is complete again."""
         self.following[stream].announced = None
+
+    def plan_soon(self, stream: str, now_s: float) -> None:
+        """Plan at the next `plan_due`: once for all that a newcomer learns in one breath."""
+        self._stale.setdefault(stream, now_s)
+
+    def due_s(self) -> float | None:
+        """Since when something waits to be planned, None when nothing does."""
+        return min(self._stale.values(), default=None)
+
+    def plan_due(self) -> bool:
+        """Plan what waits for it. Returns whether anything did."""
+        stale, self._stale = self._stale, {}
+        for stream in stale:
+            self.plan(stream)
+        return bool(stale)
 
     def plan(self, stream: str) -> None:
         """Plan the route of one stream anew."""
