@@ -141,7 +141,8 @@ class Directories:
             self._to_trash(path)
             return None
         found = Directory(state, state.boot != self.boot, self._mapped(path, layout))
-        if not path.name.startswith(_BUILDING) and path != self._named(found):
+        settled = found.state.phase in (Phase.READY, Phase.TWIN) and not path.name.startswith(_BUILDING)
+        if settled and path != self._named(found):
             raise HomeError(f"{path} holds version {state.version}: rename it back to {self._named(found).name}")
         return found
 
@@ -236,14 +237,17 @@ class Directories:
 
     def put_back(self, found: Directory, state: SlotState | None) -> None:
         """The short part of giving back: put the directory into use as `state`, or drop it."""
+        if state is None:
+            self._to_trash(found.path, found.mapped)
+            return
+        # The journal goes first: without one the old state file says the same, and a full file system has room again.
+        remove_file(self._files, found.path / JOURNAL_NAME)
         try:
-            if state is not None:
-                self.settle(found, state, found.mapped)
-                return
+            self.settle(found, state, found.mapped)
         except (NoSpaceError, OSError):
-            if found in self.all:
-                self.all.remove(found)
-        self._to_trash(found.path, found.mapped)
+            # It may be the only version here. What stands on the disk comes to the same at the next opening.
+            found.state = state
+            self._name(found)
 
     def renew_inodes(self, found: Directory, numbers: Iterable[int]) -> None:
         """Give files of a directory new inodes, because a reader may have the old ones mapped. Raises NoSpaceError."""
@@ -253,9 +257,9 @@ class Directories:
             found.mapped = self._mapped(found.path, found.layout)
 
     def restate(self, found: Directory, state: SlotState) -> None:
-        """Replace a directory's state in place."""
+        """Replace a directory's state in place. Raises NoSpaceError, and then it holds until the process ends."""
+        found.state, found.suspect = state, state.boot != self.boot  # holds even where it cannot be written
         write_state(self._files, found.path, state)
-        found.state, found.suspect = state, state.boot != self.boot
 
     def drop(self, found: Directory) -> None:
         """Take a directory away; its space is free after `empty_trash`."""

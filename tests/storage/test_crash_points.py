@@ -323,6 +323,40 @@ def test_any_call_may_fail(root, beginnings, name, how, every):
 
 @everywhere
 @pytest.mark.parametrize("name", SCENARIOS)
+def test_the_file_system_is_full_from_any_call_on(root, beginnings, name, every):
+    """The version served stays, whoever gives up or starts again; when there is space the node goes on."""
+    _, play, count = SCENARIOS[name]
+    folder, start, end = beginnings[name]
+    for at in chosen(start, end, every):
+        files = FaultyFiles(at, "full")
+        world = World(copy_of(folder, root / "world"), files, count)
+        with suppress(StorageError, OSError):
+            play(world)
+        assert files.fired, at
+        if world.committed:
+            current = world.stream.slots.current()
+            assert current.version >= world.committed
+            assert world.stream.holds(current, current.version)
+        restarts = at % 2
+        if restarts:
+            world.close()
+            committed, world = world.committed, World(world.path, count=count)
+            world.committed = committed
+        files.how = "space again"
+        with suppress(StorageError):
+            world.stream.slots.recover()
+        world.go_on()
+        world.close()
+        files.end()
+        again = World(world.path, count=count)
+        again.stream.slots.recover()
+        again.committed = 5
+        again.check()
+        again.close()
+
+
+@everywhere
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_power_lost_at_any_call(root, beginnings, name, every):
     """Unsynced pages and names are lost at random. Nothing unverified is served; what was synced is there."""
     _, play, count = SCENARIOS[name]

@@ -19,6 +19,7 @@ from patchswarm.storage.files import Files
 
 PRIMITIVES = sorted(name for name in vars(Files) if not name.startswith("_") and name != "boot_id")
 _PAGE = 4096
+_NEED_SPACE = {"allocate", "make_folder", "commit"}
 
 
 class Stopped(BaseException):
@@ -29,7 +30,8 @@ class FaultyFiles(Files):
     """Counts calls; at number `at` (from 0) does what `how` says.
 
     `stop`: the process ends before the call. `tear`: it ends in the middle of it, a write half done.
-    `ENOSPC`, `EIO`: the call fails once with that error.
+    `ENOSPC`, `EIO`: the call fails once with that error. `full`: from there on whatever needs space fails, until
+    `how` is set to something else.
     """
 
     def __init__(self, at: int = -1, how: str = "stop") -> None:
@@ -41,13 +43,17 @@ class FaultyFiles(Files):
         self._open: dict[int, Path] = {}
         self._counting = threading.Lock()
 
-    def step(self, name: str, work: Callable[[], Any], tear: Callable[[], Any] | None = None) -> Any:
+    def step(
+        self, name: str, work: Callable[[], Any], tear: Callable[[], Any] | None = None, *, needs_space: bool = False
+    ) -> Any:
         """One call: count it, and fail it if it is the one."""
         if self.stopped:
             raise Stopped(name)
         with self._counting:
             number = len(self.calls)
             self.calls.append(name)
+        if self.how == "full":
+            return self._when_full(number, work, needs_space=needs_space or name in _NEED_SPACE)
         if number != self.at:
             return work()
         self.fired = True
@@ -59,6 +65,12 @@ class FaultyFiles(Files):
         if name == "close":
             work()
         raise OSError(getattr(errno, self.how), os.strerror(getattr(errno, self.how)))
+
+    def _when_full(self, number: int, work: Callable[[], Any], *, needs_space: bool) -> Any:
+        self.fired = self.fired or number >= self.at
+        if number >= self.at and needs_space:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return work()
 
     def end(self) -> None:
         """Close what the killed process had open."""
@@ -92,7 +104,8 @@ def _open_read(self: FaultyFiles, path: Path) -> int:
 
 
 def _open_write(self: FaultyFiles, path: Path) -> int:
-    return self.step("open_write", lambda: self.opened(Files.open_write(self, path), path))
+    new = not path.exists()
+    return self.step("open_write", lambda: self.opened(Files.open_write(self, path), path), needs_space=new)
 
 
 def _close(self: FaultyFiles, fd: int) -> None:
@@ -108,6 +121,7 @@ def _pwrite(self: FaultyFiles, fd: int, data: memoryview, offset: int) -> int:
         "pwrite",
         lambda: Files.pwrite(self, fd, data, offset),
         lambda: Files.pwrite(self, fd, data[: len(data) // 2], offset),
+        needs_space=offset + len(data) > os.fstat(fd).st_size,
     )
 
 
