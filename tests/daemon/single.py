@@ -57,6 +57,7 @@ class Single:
         listening = bind(self.config.node.listen) if self.config.node.listen else None
         task = asyncio.create_task(self.node.run(listening))
         try:
+            await until(lambda: task.done() or self.config.local.socket.exists())
             yield self
             if task.done():
                 await task  # the daemon ended: say why
