@@ -129,7 +129,7 @@ class StreamStamper:
     def feed(self, chunk: bytes) -> bytes:
         """What can be sent on after `chunk` came in. Raises EngineGarbageError, and what the judge raises."""
         if not self._partial and chunk.endswith((b"\n\n", b"\r\n\r\n")):
-            return self._pass(chunk)
+            return chunk if _LAST.search(chunk) is None else self._pass(chunk)
         start = max(0, len(self._partial) - 3)  # a boundary may have come in part
         self._partial += chunk
         end = max((start + match.end() for match in _BOUNDARY.finditer(bytes(self._partial[start:]))), default=0)
