@@ -129,3 +129,19 @@ def test_the_chunk_rule_is_the_daemons():
     assert places.chunk_count(1, 1) == 1
     assert places.chunk_count(10 * making.MIN_CHUNK_BYTES, 8) == 10
     assert places.chunk_count(2000 * making.MAX_CHUNK_BYTES, 1) == 2000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_versions_published_one_after_another_are_all_passed_through_or_skipped_never_taken_back(seed):
+    with remembered_signatures():
+        world = make(small_map(seed, 3, 3, 3), seed, versions=5, every_s=0.7)
+        world.at(1.0, lambda: world.part({2}))
+        world.at(12.0, lambda: world.part(()))
+        world.at(13.0, lambda: world.kill(world.nodes[4], said=False))
+        world.run()
+    check(world)
+
+
+def test_versions_faster_than_the_links_end_at_the_newest():
+    world = run(small_map(14, 3, 3), 14, Patch(8_000_000, 32), versions=6, every_s=0.2)
+    check(world)

@@ -53,10 +53,10 @@ def check(world: World) -> None:
     assert world.violations == [], where
     assert world.complaints == [], where
     assert [node.number for node in world.unfinished()] == [], where
-    names = {name for name, _ in world.release.chunks}
+    names = {name for name, _ in world.releases[-1].chunks}
     for node in world.nodes:
         if node.alive and not node.host.lie:
-            assert node.version == 2, where
+            assert node.version == world.releases[-1].version, where
             assert names <= node.store, where
 
 

@@ -36,7 +36,7 @@ class Node:
         self.address = f"host-{number}:1"
         self.alive = False
         self.joined_s = world.clock.now_s
-        self.version = 1
+        self.version = 0 if world.patch.full else 1
         self.tally = Tally()
         self.store: set[bytes] = set()
         self.wires: dict[int, Wire] = {}
@@ -55,9 +55,9 @@ class Node:
         """Come up: hold the base version, say who this is, begin to tick."""
         now_s = self.world.clock.now_s
         self.alive = True
-        self.store.update(name for name, _ in self.world.release.old_chunks)
+        self.store.update(name for name, _ in self.world.releases[0].old_chunks)
         self.swarm.announce(self.said, now_s)
-        self.swarm.fetch.hold(STREAM, self.world.release.held, lists_first=False, now_s=now_s)
+        self.swarm.fetch.hold(STREAM, self.world.releases[0].held, lists_first=False, now_s=now_s)
         self.swarm.tick(now_s)
         self.carry_out()
 
@@ -141,7 +141,7 @@ class Node:
     def _open_index(self, attempt: bytes) -> None:
         series = self.swarm.fetch.stock.series.get(attempt)
         if self.alive and series is not None and series.transition is not None:
-            self.swarm.fetch.index_known(attempt, 0, self.world.release.index, self.world.clock.now_s)
+            self.swarm.fetch.index_known(attempt, 0, self.world.indexes[attempt], self.world.clock.now_s)
             self.carry_out()
 
     def _commit(self, route: tuple[Transition, ...]) -> None:
@@ -153,7 +153,8 @@ class Node:
             self.world.violations.append(f"node {self.number} went from version {self.version} to {target.version}")
         if target.version > self.version:
             self.version = target.version
-            self.world.finished(self)
+            if target.version == self.world.releases[-1].version:
+                self.world.finished(self)
         self.swarm.fetch.hold(STREAM, frozenset({target.target}), lists_first=False, now_s=now_s)
         self.carry_out()
 
@@ -255,7 +256,7 @@ class Node:
         """What a liar sends instead."""
         if self.host.lie is Lie.SILENCE:
             return [message for message in messages if not isinstance(message, Reject)]
-        release = self.world.release
+        release = self.world.releases[0]
         if self.host.lie is not Lie.FALSE_HAVE or release.attempt not in self.swarm.fetch.stock.series:
             return messages
         if link in self._said_false:

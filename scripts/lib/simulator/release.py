@@ -1,4 +1,4 @@
-"""Release: a cluster's keys and the signed objects of one publish, as a real head would make them.
+"""Release: a cluster's keys and the signed objects of each publish, as a real head would make them.
 
 Contents do not exist: a chunk is a random name and a size. Only the index list is real, since every node opens it.
 """
@@ -85,40 +85,47 @@ class Identity:
 
 
 class Release:
-    """Two versions: `base`, which every host holds, and the next one, whose patch is to travel."""
+    """One version after another, each with the patch that leads to it.
 
-    def __init__(self, cluster: Cluster, patch: Patch, rng: random.Random) -> None:
+    The first is made after `base`, version 1, which every host holds (or nobody, when the patch is a full one).
+    """
+
+    def __init__(self, cluster: Cluster, patch: Patch, rng: random.Random, previous: Release | None = None) -> None:
         self._key = cluster.publisher
-        self.patch = patch
         self._rng = rng
+        self._model_size = patch.model_size or 100 * patch.size
+        self.patch = patch
+        self.version: int = 2 if previous is None else previous.version + 1
         self.attempt = rng.randbytes(16)
         self._chunk_key = rng.randbytes(32)
-        model_size = patch.model_size or 100 * patch.size
-        self._model_size = model_size
         self.chunks = self._draw_chunks()
-        self.layout = self._blob(max(4096, model_size // 2**21))
-        self.digests = self._blob(max(64, math.ceil(model_size / _BLOCK_BYTES) * 32))
+        self.layout: BlobRef = previous.layout if previous else self._blob(max(4096, self._model_size // 2**21))
+        self.digests = self._blob(max(64, math.ceil(self._model_size / _BLOCK_BYTES) * 32))
         self.index = b"".join(INDEX_ENTRY.pack(name, size) for name, size in self.chunks)
         self._index_ref = self._blob(len(self.index), digest(self.index))
-        self.base = self._base()
-        self.base_digest = object_digest(self.base[1][1], Manifest)
-        self.source = b"" if patch.full else self.base_digest
-        self.target_digest = b""
+        self.base: list[Object] = []
+        if previous is None:
+            self.base, self._parent = self._manifest(1, b"")
+        else:
+            self._parent = previous.target
+        self.source = b"" if patch.full and previous is None else self._parent
+        self.target: bytes
+        self._closing, self.target = self._manifest(self.version, self._parent)
 
     @property
     def held(self) -> frozenset[bytes]:
-        """Manifests of which every host has the bytes."""
+        """Manifests of which every host has the bytes before this."""
         return frozenset({self.source} - {b""})
 
     @property
     def old_chunks(self) -> list[tuple[bytes, int]]:
         """Chunks that every host has: those of a layout that has not changed."""
-        return [] if self.patch.full else list(self.layout.chunks)
+        return list(self.layout.chunks) if self.source else []
 
     @property
     def list_chunks(self) -> list[tuple[bytes, int]]:
         """Chunks of the lists that travel."""
-        layout = self.layout.chunks if self.patch.full else ()
+        layout = () if self.source else self.layout.chunks
         return [*layout, *self.digests.chunks, *self._index_ref.chunks]
 
     @property
@@ -138,24 +145,26 @@ class Release:
 
     # -- objects --------------------------------------------------------------------------------------------
 
-    def _base(self) -> list[Object]:
-        parts = (ManifestPart(self.layout.root, self._rng.randbytes(32)),)
-        manifest = Manifest(STREAM, 1, 1, b"", self._rng.randbytes(16), "base", self._model_size, parts)
-        body = sign(manifest, self._key)
-        return [self._header(Subject.MANIFEST, 1, object_digest(body, Manifest)), (ObjectKind.MANIFEST, body)]
-
     def _header(self, subject: Subject, version: int, name: bytes) -> Object:
         return ObjectKind.HEADER, sign(Header(subject, STREAM, 1, version, name), self._key)
 
-    def _announced(self, kind: ObjectKind, subject: Subject, value: Signable) -> list[Object]:
+    def _announced(self, kind: ObjectKind, subject: Subject, version: int, value: Signable) -> list[Object]:
         data = sign(value, self._key)
-        return [self._header(subject, 2, object_digest(data, type(value))), (kind, data)]
+        return [self._header(subject, version, object_digest(data, type(value))), (kind, data)]
+
+    def _manifest(self, version: int, parent: bytes) -> tuple[list[Object], bytes]:
+        """Header and manifest of a version, and its digest."""
+        parts = (ManifestPart(self.layout.root, self.digests.root),)
+        attempt = self.attempt if version == self.version else self._rng.randbytes(16)
+        manifest = Manifest(STREAM, 1, version, parent, attempt, f"step {version}", self._model_size, parts)
+        objects = self._announced(ObjectKind.MANIFEST, Subject.MANIFEST, version, manifest)
+        return objects, object_digest(objects[1][1], Manifest)
 
     def opening(self, node: bytes, roster: tuple[RosterSite, ...]) -> list[Object]:
         """What goes out first."""
         parts = (OpeningPart(node, self._chunk_key, 0, self.layout),)
-        opening = Opening(STREAM, 1, 2, self.source, self.attempt, self._model_size, parts, roster)
-        return self._announced(ObjectKind.OPENING, Subject.OPENING, opening)
+        opening = Opening(STREAM, 1, self.version, self.source, self.attempt, self._model_size, parts, roster)
+        return self._announced(ObjectKind.OPENING, Subject.OPENING, self.version, opening)
 
     def pages(self) -> Iterator[tuple[float, bytes, list[bytes]]]:
         """(seconds after the start, signed page, names in it): a page when it is full, or after 50 ms."""
@@ -171,10 +180,6 @@ class Release:
 
     def closing(self, node: bytes) -> list[Object]:
         """Manifest and transition: the version exists."""
-        parts = (ManifestPart(self.layout.root, self.digests.root),)
-        manifest = Manifest(STREAM, 1, 2, self.base_digest, self.attempt, "step 2", self._model_size, parts)
-        header, body = self._announced(ObjectKind.MANIFEST, Subject.MANIFEST, manifest)
-        self.target_digest = object_digest(body[1], Manifest)
         part = TransitionPart(
             node,
             self._chunk_key,
@@ -185,14 +190,7 @@ class Release:
             self.digests,
             self._index_ref,
         )
-        transition = Transition(
-            STREAM,
-            1,
-            2,
-            Route.FULL if self.patch.full else Route.STEP,
-            self.source,
-            self.target_digest,
-            self.attempt,
-            (part,),
-        )
-        return [header, body, *self._announced(ObjectKind.TRANSITION, Subject.TRANSITION, transition)]
+        kind = Route.STEP if self.source else Route.FULL
+        transition = Transition(STREAM, 1, self.version, kind, self.source, self.target, self.attempt, (part,))
+        record = self._announced(ObjectKind.TRANSITION, Subject.TRANSITION, self.version, transition)
+        return [self._closing[0], record[0], self._closing[1], record[1]]

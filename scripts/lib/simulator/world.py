@@ -40,6 +40,9 @@ class Options:
     churn_per_s: float = 0.0
     """Hosts replaced per second and host."""
     step_s: float | None = None
+    versions: int = 1
+    """How many are published, `every_s` apart."""
+    every_s: float = 1.0
     absent: frozenset[int] = frozenset()
     """Places of hosts that are not there at the start."""
 
@@ -57,10 +60,15 @@ class World:
         self.ground = Ground(map_, self.clock, options.tcp, options.step_s or step_of(map_, patch))
         self.network = self.ground.network
         self.cluster = Cluster(self.rng)
-        self.release = Release(self.cluster, patch, self.rng)
-        release = self.release
-        self.size = release.sealed_bytes
-        self.sizes = dict([*release.chunks, *release.old_chunks, *release.list_chunks])
+        self.releases = [Release(self.cluster, patch, self.rng)]
+        while len(self.releases) < options.versions:
+            self.releases.append(Release(self.cluster, patch, self.rng, self.releases[-1]))
+        first = self.releases[0]
+        self.size = first.sealed_bytes
+        self.sizes = dict(first.old_chunks)
+        for each in self.releases:
+            self.sizes |= dict([*each.chunks, *each.list_chunks])
+        self.indexes = {each.attempt: each.index for each in self.releases}
         self.published_s: float | None = None
         self.closed_s: float | None = None
         self.violations: list[str] = []
@@ -99,7 +107,7 @@ class World:
 
     def _known(self) -> list[Object]:
         """What every node knows from the start."""
-        return [self.cluster.stream(), *([] if self.patch.full else self.release.base)]
+        return [self.cluster.stream(), *([] if self.patch.full else self.releases[0].base)]
 
     def _add(self, place: int, host: Host) -> Node:
         node = Node(self, len(self.nodes), place, host, self.cluster.identity())
@@ -150,21 +158,22 @@ class World:
 
     # -- the publish ----------------------------------------------------------------------------------------
 
-    def _publish(self) -> None:
+    def _publish(self, release: Release) -> None:
         """As daemon/making does: opening, pages as chunks are encoded, then what closes the version."""
         head, now_s = self.head, self.clock.now_s
-        self.published_s = now_s
-        for node in self.nodes:
-            node.tally.control_before = node.tally.control_sent
+        if release is self.releases[0]:
+            self.published_s = now_s
+            for node in self.nodes:
+                node.tally.control_before = node.tally.control_sent
         roster = build_roster(head.swarm.gossip.nodes, head.id)
-        head.store.update(name for name, _ in self.release.list_chunks)
-        for kind, data in self.release.opening(head.id, roster):
+        head.store.update(name for name, _ in release.list_chunks)
+        for kind, data in release.opening(head.id, roster):
             head.learn(kind, data)
         head.carry_out()
         made_s = 0.0
-        for made_s, page, names in self.release.pages():
+        for made_s, page, names in release.pages():
             self.clock.at(now_s + made_s, self._page, page, names)
-        self.clock.at(now_s + made_s, self._close)
+        self.clock.at(now_s + made_s, self._close, release)
 
     def _page(self, page: bytes, names: list[bytes]) -> None:
         head = self.head
@@ -173,16 +182,18 @@ class World:
             head.keep(name)
         head.carry_out()
 
-    def _close(self) -> None:
-        head = self.head
-        self.closed_s = self.clock.now_s
-        for kind, data in self.release.closing(head.id):
+    def _close(self, release: Release) -> None:
+        head, now_s = self.head, self.clock.now_s
+        for kind, data in release.closing(head.id):
             head.learn(kind, data)
-        head.swarm.fetch.hold(
-            STREAM, frozenset({self.release.target_digest}), lists_first=False, now_s=self.clock.now_s
-        )
-        head.version = 2
-        self.finished(head)
+        head.swarm.fetch.hold(STREAM, frozenset({release.target}), lists_first=False, now_s=now_s)
+        head.version = release.version
+        if release is self.releases[-1]:
+            self.closed_s = now_s
+            self.finished(head)
+        else:
+            at = self.releases.index(release) + 1
+            self.clock.at((self.published_s or 0.0) + at * self.options.every_s, self._publish, self.releases[at])
         head.carry_out()
 
     def finished(self, node: Node) -> None:
@@ -240,7 +251,7 @@ class World:
     def run(self) -> None:
         """Warm up, publish, and go on until every live honest node is done or `give_up_s` has passed."""
         options = self.options
-        self.clock.at(options.warm_up_s, self._publish)
+        self.clock.at(options.warm_up_s, self._publish, self.releases[0])
         self.clock.at(options.warm_up_s, self._plan_churn)
         self.clock.run(options.warm_up_s + options.give_up_s, self._done)
 
