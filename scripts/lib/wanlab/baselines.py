@@ -23,6 +23,7 @@ from typing import Any
 
 from .experiment import random_bytes
 from .lab import Lab
+from .machine import ahead_of_others
 from .plan import HEAD, Plan
 
 LIBTORRENT = "libtorrent==2.1.1"
@@ -128,8 +129,9 @@ def _torrent(lab: Lab, folder: Path, torrent: Path, name: str, peers: dict[str, 
 def _measure(lab: Lab, name: str, arguments: Callable[[str], list[str]], size: int) -> Baseline:
     with _workers(lab, name, arguments) as workers:
         before = lab.counters()["links"]
-        since = workers.go()
-        done = workers.done()
+        with ahead_of_others():
+            since = workers.go()
+            done = workers.done()
         after = lab.counters()["links"]
     home = lab.plan.host(HEAD).site
     copies = {

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from .cases import Case, Fault
 from .lab import Lab
-from .machine import Busy, Meter
+from .machine import Busy, Meter, ahead_of_others
 from .plan import HEAD
 from .swarm import Swarm, Watch, sha256_of_files
 
@@ -67,7 +67,7 @@ def run(case: Case, lab: Lab, root: Path) -> Outcome:
         meter = Meter(_cpu_s(swarm, before))
         present = [name for name in swarm.nodes if name != HEAD]
         watch = swarm.watch(present, 1, case.timeout_s)
-        with Timeline(lab) as timeline, _Faults(case.faults, lab, swarm, watch) as faults:
+        with ahead_of_others(), Timeline(lab) as timeline, _Faults(case.faults, lab, swarm, watch) as faults:
             announced = swarm.publish(source)
             faults.wait()
             times = watch.wait()
