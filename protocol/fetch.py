@@ -40,7 +40,10 @@ SILENCE_S: Final = 30.0
 
 
 class Fetch:
-    """Owns all requests, ours and the peers'. `has` tells whether the chunk store holds a name."""
+    """Owns all requests, ours and the peers'. `has` tells whether the chunk store holds a name.
+
+    `inflight_limit` bounds the bytes asked for of all peers together; None: only each link's window does.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Fetch:
         node: bytes,
         site: str,
         rng: Chance,
+        inflight_limit: int | None = None,
     ) -> None:
         self.stock = Stock(gossip, links, emit, has)
         self.routing = Routing(gossip, links, self.stock.series, emit)
@@ -62,6 +66,7 @@ class Fetch:
         self._node = node
         self.site = site
         self._rng = rng
+        self._inflight_limit = inflight_limit
         self._plans: dict[bytes, tuple[Plan, Plan]] = {}  # attempt -> of data, of blobs
         self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
         self._roster_due_s: dict[bytes, float] = {}  # attempt -> until when its roster is waited for
@@ -295,6 +300,8 @@ class Fetch:
                 elif flight.deadline_s + SILENCE_S <= now_s:
                     self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))
                     break
+        for name in [name for name, (_, at_s) in self._sent.items() if now_s - at_s >= CROSSING_S]:
+            del self._sent[name]
         for kept in (self._plans, self._roster_due_s):
             for attempt in [attempt for attempt in kept if self._is_over(attempt)]:
                 del kept[attempt]
@@ -407,6 +414,11 @@ class Fetch:
         if self._turn_due_s is None and wanted:
             self._turn_due_s = now_s + TURN_S
 
+    def _is_full(self) -> bool:
+        """Whether as much is asked for, of all peers together, as there is memory for."""
+        limit = self._inflight_limit
+        return limit is not None and sum(link.inflight_bytes for link in self._links.values()) >= limit
+
     def _ask(self, link: Link, series: Series, now_s: float, *, data: bool) -> None:
         """Ask `link` for chunks of one series as long as its window has room."""
         offered = link.offers(series.attempt)
@@ -431,7 +443,7 @@ class Fetch:
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites
         # the order of encoding, so that thieves can begin at the far end.
         start = self._rng.randrange(bits.bit_length()) if bits and link.site == self.site else 0
-        while bits and link.has_room():
+        while bits and link.has_room() and not self._is_full():
             later = bits >> start << start or bits
             low = later & -later
             bits ^= low

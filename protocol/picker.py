@@ -8,6 +8,7 @@ far end of what nobody has begun.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +24,9 @@ FIRST_PATIENCE_S: Final = 5.0
 
 CLAIM_S: Final = 5.0
 """How long a claim keeps others off a chunk."""
+
+MAX_CLAIMS: Final = 3
+"""Claims on one chunk that are heeded: who claims and brings nothing delays it, and cannot keep it out."""
 
 OUTSIDER_RANK: Final = 3
 """Members that are no border wait this many ranks more before they fetch across sites themselves."""
@@ -47,6 +51,7 @@ class Plan:
     dealt: int = 0  # ordinals that the two masks above have been worked out for
     alive: frozenset[bytes] = frozenset()
     claimed: dict[int, float] = field(default_factory=dict)  # ordinal -> until when another border fetches it
+    claims: Counter[int] = field(default_factory=Counter)  # ordinal -> how often it was claimed
     progress_s: dict[object, float] = field(default_factory=dict)  # border id, or owner site -> last new chunk
     began_s: float = 0.0
     patience_s: float = FIRST_PATIENCE_S  # mean time between two pieces of progress
@@ -113,8 +118,11 @@ class Plan:
         if dealing is None:
             return
         for ordinal in iterate(ordinals & self.dealt):
+            if until_s and self.claims[ordinal] >= MAX_CLAIMS:
+                continue
             self.mine &= ~(1 << ordinal)
             if until_s:
+                self.claims[ordinal] += 1
                 self.claimed[ordinal] = until_s
             else:
                 self.claimed.pop(ordinal, None)

@@ -60,6 +60,7 @@ class Settings:
     site: str
     seeds: tuple[str, ...]
     follow: tuple[str, ...]  # stream names; "*" is every stream
+    inflight_limit: int | None = None  # bytes asked for at one time, of all peers together
 
 
 class Swarm:
@@ -71,7 +72,16 @@ class Swarm:
         self.links: dict[int, Link] = {}
         self.gossip = Gossip(settings.ca_key)
         self._effects: list[Effect] = []
-        self.fetch = Fetch(self.gossip, self.links, self._effects.append, has, self.node, settings.site, rng)
+        self.fetch = Fetch(
+            self.gossip,
+            self.links,
+            self._effects.append,
+            has,
+            self.node,
+            settings.site,
+            rng,
+            settings.inflight_limit,
+        )
         self.blocks = Blocks(self.gossip, self.links, self._effects.append, settings.site)
         self._spread = Spread(
             self.gossip, self.links, self._effects.append, self._learned, self.fetch.outdated, self.follows

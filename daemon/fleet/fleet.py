@@ -86,6 +86,7 @@ class Fleet:
             config.node.site,
             config.node.seeds,
             config.streams.follow,
+            config.storage.memory_limit // 2,
         )
         self.swarm = Swarm(settings, store.has, random.Random(secrets.randbits(64)))  # noqa: S311
         self.view = View(self.swarm)

@@ -4,7 +4,7 @@ import pytest
 from support.swarm_world import Liar, World
 
 from patchswarm.protocol.ids import digest
-from patchswarm.protocol.messages import Have, Object, ObjectKind, Piece, Pong, Request
+from patchswarm.protocol.messages import Claim, Have, Object, ObjectKind, Piece, Ping, Pong, Request
 from patchswarm.protocol.swarm import SILENT_S
 
 
@@ -258,6 +258,16 @@ class FalseHave(Liar):
         return [message, self.have] if not isinstance(message, Piece) else [message]
 
 
+class FalseClaim(Liar):
+    """Claims every chunk again and again, and brings none."""
+
+    def __init__(self, attempt, count):
+        self.claim = Claim(attempt, 0, ((0, count - 1),))
+
+    def message(self, message):
+        return [message, self.claim] if isinstance(message, Ping | Have) else [message]
+
+
 class SlowClock(Silence):
     """Answers pings as if a round trip took a week, to be waited for."""
 
@@ -357,6 +367,34 @@ def test_nobody_waits_for_the_deadline_of_a_peer_that_lies_about_its_round_trip(
     world.until(lambda: slow.has(version), 30)
     late = world.add("late", "c", seeds=("slow:1", "head:1"))
     world.until(lambda: late.has(version), 90)
+
+
+def test_who_claims_everything_and_brings_nothing_only_delays():
+    world = World()
+    head, liar, *_ = world.fleet(b=3)
+    world.run(5)
+    version = world.draft(head, chunks=40)
+    liar.liar = FalseClaim(version.attempt, 40)
+    head.begin(version)
+    head.seed_pages(version)
+    head.finish(version)
+    world.until(lambda: world.all_have(version), 60)
+
+
+def test_what_is_asked_for_at_one_time_fits_the_memory():
+    world = World(inflight_limit=100_000)
+    head, *others = world.fleet(a=3, b=1)
+    world.run(5)
+    most = 0
+
+    def look():
+        nonlocal most
+        most = max(most, *(sum(link.inflight_bytes for link in host.swarm.links.values()) for host in others))
+        return world.all_have(version)
+
+    version = world.publish(head, chunks=60)
+    world.until(look, 30)
+    assert 100_000 <= most < 100_000 + 40_000  # one chunk more
 
 
 def test_a_peer_that_answers_nothing_for_long_is_hung_up_on():

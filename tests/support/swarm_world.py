@@ -81,7 +81,7 @@ class Host:
         self.wires: dict[int, Wire] = {}
         self.uplink_free_s = 0.0
         self.swarm = Swarm(
-            Settings(raw(self.key), raw(self.world.ca), self.site, self.seeds, ("*",)),
+            Settings(raw(self.key), raw(self.world.ca), self.site, self.seeds, ("*",), self.world.inflight_limit),
             self.store.__contains__,
             random.Random(f"{self.world.seed} {self.name} {self.lives}"),
         )
@@ -242,11 +242,20 @@ class Liar:
 
 
 class World:
-    """Hosts, the wires between them, and time. `lose` says how often a second some link is cut."""
+    """Hosts, the wires between them, and time."""
 
-    def __init__(self, seed: int = 0, *, page: int = 4, lan_s: float = 0.001, wan_s: float = 0.04) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        page: int = 4,
+        lan_s: float = 0.001,
+        wan_s: float = 0.04,
+        inflight_limit: int | None = None,
+    ) -> None:
         self.seed = seed
         self.page = page
+        self.inflight_limit = inflight_limit
         self.random = random.Random(seed)
         self.lan_s, self.wan_s = lan_s, wan_s
         self.ca = key_of("ca")

@@ -1,0 +1,199 @@
+"""Picking: who may ask whom across sites, and who steps in for whom, when."""
+
+import random
+
+import pytest
+
+from patchswarm.protocol.ids import digest
+from patchswarm.protocol.link import Link
+from patchswarm.protocol.manifest import NodeRecord
+from patchswarm.protocol.picker import (
+    CLAIM_S,
+    FIRST_PATIENCE_S,
+    LEAST_PATIENCE_S,
+    MAX_CLAIMS,
+    OUTSIDER_RANK,
+    Plan,
+)
+from patchswarm.protocol.ranges import iterate
+from patchswarm.protocol.roster import Dealing, build_roster
+
+SEED = digest(b"seed")
+COUNT = 32
+ALL = (1 << COUNT) - 1
+
+
+def record(site):
+    return NodeRecord(bytes(32), bytes(16), 1, site, ("host:1",), (), b"")
+
+
+def node_of(site, number):
+    return digest(b"%s %d" % (site.encode(), number))
+
+
+NODES = {SEED: record("home")} | {node_of(site, number): record(site) for site in ("a", "b") for number in range(4)}
+ROSTER = build_roster(NODES, SEED)
+BORDERS = {entry.site: entry.borders for entry in ROSTER}
+
+
+def link_to(node):
+    return Link(0, bytes(32), node, True, 0.0, 0.0, NODES[node])
+
+
+def plan_of(site, me, now_s=0.0, alive=None):
+    """The plan of one node of a site, with every chunk named."""
+    made = Plan(Dealing(ROSTER, site, me), frozenset({SEED}), frozenset({"home"}))
+    made.deal(ALL, frozenset(BORDERS[site] if alive is None else alive), now_s)
+    return made
+
+
+@pytest.fixture
+def plans():
+    """The plans of all borders of site a."""
+    return {me: plan_of("a", me) for me in BORDERS["a"]}
+
+
+def test_every_chunk_is_brought_into_a_site_by_one_border(plans):
+    assert sum(plan.mine for plan in plans.values()) == ALL
+    assert all(plan.mine for plan in plans.values())
+
+
+def test_every_chunk_is_taken_from_the_seed_by_one_site():
+    one, other = plan_of("a", BORDERS["a"][0]), plan_of("b", BORDERS["b"][0])
+    assert one.owned ^ other.owned == ALL
+
+
+def test_within_its_site_a_node_may_ask_anyone_for_anything(plans):
+    plan = plans[BORDERS["a"][0]]
+    assert plan.allowed(link_to(BORDERS["a"][1]), "a") & ALL == ALL
+
+
+def test_from_another_site_a_border_asks_only_what_it_was_dealt(plans):
+    plan = plans[BORDERS["a"][0]]
+    assert plan.allowed(link_to(BORDERS["b"][0]), "a") == plan.mine
+
+
+def test_of_the_seed_a_border_asks_only_what_its_site_owns_too(plans):
+    plan = plans[BORDERS["a"][0]]
+    assert plan.allowed(link_to(SEED), "a") == plan.mine & plan.owned
+
+
+def test_without_a_dealing_everyone_may_ask_everyone():
+    late = Plan(None, frozenset({SEED}))
+    late.deal(ALL, frozenset(), 0.0)
+    assert late.allowed(link_to(SEED), "a") & ALL == ALL
+    assert list(late.step_in(ALL, 0, 1000.0)) == []
+    assert late.steal(ALL, 0, random.Random(1), 0.0) is None
+
+
+def test_when_a_border_dies_the_others_have_its_chunks_at_once():
+    _, *living = BORDERS["a"]
+    plans = [plan_of("a", me, alive=living) for me in living]
+    assert sum(plan.mine for plan in plans) == ALL
+
+
+def test_nobody_steps_in_while_the_others_are_at_work(plans):
+    for me, plan in plans.items():
+        for other in BORDERS["a"]:
+            plan.heard(other, "a", 1, FIRST_PATIENCE_S * 2)
+        assert list(plan.step_in(ALL & ~plan.mine, ALL, FIRST_PATIENCE_S * 2 + 1)) == [], me
+
+
+def test_for_a_stuck_border_the_next_rank_steps_in_and_only_that_one(plans):
+    stuck, *others = BORDERS["a"]
+    now_s = LEAST_PATIENCE_S * 1.5
+    for plan in plans.values():
+        for at in range(30):
+            for other in others:
+                plan.heard(other, "a", 1, now_s * at / 30)
+    taken = [set(plan.step_in(ALL & ~plan.mine, ALL, now_s)) for me, plan in plans.items() if me != stuck]
+    assert set().union(*taken) <= set(iterate(plans[stuck].mine))
+    assert sum(map(len, taken)) == len(set().union(*taken)), "two stepped in for the same chunk"
+
+
+def test_a_member_that_is_no_border_waits_longer_than_any_border():
+    outsider = (
+        next(node for node in NODES if NODES[node].site == "a" and node not in BORDERS["a"])
+        if len(BORDERS["a"]) < 4
+        else digest(b"a fifth")
+    )
+    plan = plan_of("a", outsider)
+    assert plan.mine == 0
+    wait_s = FIRST_PATIENCE_S
+    assert list(plan.step_in(ALL, ALL, wait_s * (OUTSIDER_RANK - 0.5))) == []
+    assert set(plan.step_in(ALL, ALL, wait_s * (OUTSIDER_RANK + 5))) == set(range(COUNT))
+
+
+def test_when_an_owner_site_is_silent_the_next_site_goes_to_the_seed_itself():
+    plan = plan_of("a", BORDERS["a"][0])
+    waiting = plan.mine & ~plan.owned
+    assert waiting
+    list(plan.step_in(waiting, 0, FIRST_PATIENCE_S - 1))
+    assert plan.mine & ~plan.owned == waiting
+    list(plan.step_in(waiting, 0, FIRST_PATIENCE_S * 3))
+    assert waiting & ~plan.owned == 0
+
+
+def test_what_another_site_offers_is_not_taken_from_the_seed():
+    plan = plan_of("a", BORDERS["a"][0])
+    waiting = plan.mine & ~plan.owned
+    list(plan.step_in(waiting, waiting, FIRST_PATIENCE_S * 3))
+    assert waiting & plan.owned == 0
+
+
+def test_a_claim_keeps_a_chunk_for_the_one_who_claimed_it(plans):
+    plan = plans[BORDERS["a"][0]]
+    mine = plan.mine
+    plan.claim(mine, 10.0 + CLAIM_S)
+    assert plan.mine == 0
+    assert list(plan.step_in(mine, 0, 10.0 + CLAIM_S - 0.1)) == []
+    assert set(plan.step_in(mine, 0, 10.0 + CLAIM_S + 0.1)) == set(iterate(mine)), "it comes back when nothing came"
+
+
+def test_a_claim_that_is_given_back_is_back_at_once(plans):
+    plan = plans[BORDERS["a"][0]]
+    mine = plan.mine
+    plan.claim(mine, 10.0 + CLAIM_S)
+    plan.claim(mine, 0.0)
+    assert plan.mine == mine
+
+
+def test_who_claims_and_claims_delays_a_chunk_and_cannot_keep_it_out(plans):
+    plan = plans[BORDERS["a"][0]]
+    mine, now_s = plan.mine, 0.0
+    for _ in range(10):
+        plan.claim(ALL, now_s + CLAIM_S)
+        now_s += CLAIM_S - 1
+    list(plan.step_in(mine, 0, (MAX_CLAIMS + 1) * CLAIM_S))
+    assert plan.mine & mine == mine
+
+
+def test_a_claim_on_what_is_not_known_is_ignored(plans):
+    plan = plans[BORDERS["a"][0]]
+    plan.claim(1 << 500, 100.0)
+    assert plan.claimed == {}
+
+
+def test_a_thief_takes_what_is_dealt_to_others_and_hands_it_back(plans):
+    plan = plans[BORDERS["a"][0]]
+    others = ALL & ~plan.mine
+    stolen = plan.steal(others, 0, random.Random(1), 0.0)
+    assert others >> stolen & 1
+    assert plan.mine >> stolen & 1
+    assert plan.owned >> stolen & 1
+    assert plan.release(stolen)
+    assert not plan.mine >> stolen & 1
+
+
+def test_a_thief_leaves_what_is_claimed_and_what_nobody_misses(plans):
+    plan = plans[BORDERS["a"][0]]
+    others = ALL & ~plan.mine
+    plan.claim(others, 10.0)
+    assert plan.steal(others, 0, random.Random(1), 5.0) is None
+    assert plan.steal(0, 0, random.Random(1), 50.0) is None
+    assert plan.steal(others, 0, random.Random(1), 50.0) is not None
+
+
+def test_its_own_chunks_are_not_handed_back(plans):
+    plan = plans[BORDERS["a"][0]]
+    assert not plan.release(next(iterate(plan.mine)))
