@@ -64,6 +64,8 @@ class Publisher:
         """
         check_stream_name(stream)
         key = self._publisher_key(stream)
+        if not self._desk.fleet.swarm.follows(stream):
+            raise RefusedError(f"this node does not follow stream {stream}: add it to streams.follow in config.toml")
         if stream in self._busy:
             raise ConflictError(f"a publish to stream {stream} is under way: wait for it to end")
         self._busy.add(stream)

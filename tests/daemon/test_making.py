@@ -3,7 +3,9 @@
 import asyncio
 import threading
 
+import msgspec
 import pytest
+from daemon.nodes import make_head
 from daemon.single import Single, head_of, member_of, short_path, until
 from support.streams import model, read_tree, write_tree
 
@@ -270,3 +272,12 @@ async def test_only_the_head_publishes(head, root):
     async with member_of(head, root) as member:
         with pytest.raises(RefusedError, match="publish on the head"):
             await member.publish(STREAM, trained(root, 0)[0])
+
+
+async def test_a_stream_that_the_head_does_not_follow_is_refused(root):
+    """Nobody could fetch it: a node offers chunks of what it follows."""
+    made = make_head(root / "head")
+    streams = msgspec.structs.replace(made.config.streams, follow=("other",))
+    async with Single(made.home, msgspec.structs.replace(made.config, streams=streams)).running() as head:
+        with pytest.raises(RefusedError, match=r"add it to streams\.follow"):
+            await head.publish(STREAM, trained(root, 0)[0])
