@@ -64,7 +64,6 @@ class Link:
     goodput: float = 0.0  # best recent delivery rate, bytes per second
     goodput_at_s: float = 0.0
     haves: dict[bytes, ChunkSet] = field(default_factory=dict)
-    unsaid: dict[bytes, ChunkSet] = field(default_factory=dict)  # HAVEs waiting to be sent together
     deferred: dict[bytes, ChunkSet] = field(default_factory=dict)  # rejected as busy: not asked before the next turn
     doubted: dict[bytes, ChunkSet] = field(default_factory=dict)  # offered and not brought: not asked for a while
     doubted_at_s: float = 0.0

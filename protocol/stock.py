@@ -31,6 +31,7 @@ class Stock:
         self._has = has
         self.series: dict[bytes, Series] = {}
         self._places: dict[bytes, list[tuple[Series, int]]] = {}  # chunk name -> where it belongs
+        self._unsaid: dict[bytes, ChunkSet] = {}  # HAVEs waiting to be said together, by attempt
         self._have_due_s: float | None = None
 
     def describe(self, of: Opening | Transition, now_s: float) -> None:
@@ -106,8 +107,7 @@ class Stock:
         series = self.series.pop(attempt, None)
         if series is None:
             return None
-        for link in self._links.values():
-            link.unsaid.pop(attempt, None)
+        self._unsaid.pop(attempt, None)
         for name, _ in [*series.meta, *series.chunks.values()]:
             places = [place for place in self._places.get(name, ()) if place[0] is not series]
             if places:
@@ -139,12 +139,10 @@ class Stock:
     def greet(self, link: Link) -> None:
         """Tell a new peer what is here, and the pages of what is being made."""
         for series in self.series.values():
-            if series.have:
-                link.unsaid[series.attempt] = ChunkSet(series.have.data, series.have.meta)
             if series.transition is None:
                 for signed in series.signed_pages():
                     self._emit(Send(link.number, Page(signed)))
-        self._say(link)
+        self._say(link, {series.attempt: series.have for series in self.series.values()}, {})
 
     def due_s(self) -> float | None:
         """When `say` should be called, None when there is nothing to say."""
@@ -153,24 +151,30 @@ class Stock:
     def say(self) -> None:
         """Send the HAVEs that have gathered, to those who lack the chunks."""
         self._have_due_s = None
+        unsaid, self._unsaid = self._unsaid, {}
+        known: dict[tuple[bytes, int, int], list[Have]] = {}
         for link in self._links.values():
-            if link.unsaid:
-                self._say(link)
+            if link.record is not None:
+                self._say(link, unsaid, known)
 
     def _offer(self, series: Series, ordinal: int, now_s: float) -> None:
-        for link in self._links.values():
-            offered = link.offers(series.attempt)
-            if link.record is not None and (offered is None or ordinal not in offered):
-                link.unsaid.setdefault(series.attempt, ChunkSet()).add(ordinal)
-                self._have_due_s = self._have_due_s or now_s + HAVE_DELAY_S
+        self._unsaid.setdefault(series.attempt, ChunkSet()).add(ordinal)
+        self._have_due_s = self._have_due_s or now_s + HAVE_DELAY_S
 
-    def _say(self, link: Link) -> None:
-        for attempt, new in link.unsaid.items():
-            offered = link.offers(attempt) or ChunkSet()
-            ranges = ChunkSet(new.data & ~offered.data, new.meta & ~offered.meta).ranges()
-            for at in range(0, len(ranges), _RANGES_PER_HAVE):
-                self._emit(Send(link.number, Have(attempt, ranges[at : at + _RANGES_PER_HAVE])))
-        link.unsaid.clear()
+    def _say(
+        self, link: Link, unsaid: Mapping[bytes, ChunkSet], known: dict[tuple[bytes, int, int], list[Have]]
+    ) -> None:
+        """Send one peer what of `unsaid` it has not itself. `known` are messages made before: most peers lack alike."""
+        for attempt, new in unsaid.items():
+            offered = link.offers(attempt)
+            data = new.data & ~offered.data if offered else new.data
+            meta = new.meta & ~offered.meta if offered else new.meta
+            if data or meta:
+                messages = known.get((attempt, data, meta))
+                if messages is None:
+                    messages = known[attempt, data, meta] = _haves(attempt, ChunkSet(data, meta))
+                for message in messages:
+                    self._emit(Send(link.number, message))
 
     def _enter(self, series: Series, now_s: float) -> None:
         """Enter newly named chunks in the table by name, and offer those that are stored already."""
@@ -184,3 +188,9 @@ class Stock:
     def _check_lists(self, series: Series) -> None:
         if series.transition is not None and not series.missing_meta():
             self._emit(IndexHere(series.attempt))
+
+
+def _haves(attempt: bytes, chunks: ChunkSet) -> list[Have]:
+    """What says that these chunks are here, in messages that each fit a frame."""
+    ranges = chunks.ranges()
+    return [Have(attempt, ranges[at : at + _RANGES_PER_HAVE]) for at in range(0, len(ranges), _RANGES_PER_HAVE)]
