@@ -195,7 +195,7 @@ class Fetch:
             plans[0].heard(link.node, link.site, new.data, now_s)
             plans[1].heard(link.node, link.site, new.meta, now_s)
         series = self.stock.series.get(have.attempt)
-        if series is not None and (new.data & series.missing_data() or new.meta & series.missing_meta()):
+        if series is not None and series.lacks_unasked(new):
             self._request_from(link, self.routing.wanted_lists(), self.routing.wanted(), now_s)
 
     def expected(self, link: Link, name: bytes) -> int | None:

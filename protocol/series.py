@@ -179,9 +179,11 @@ class Series:
         """Bitmap of named data chunks that are not here."""
         return self.named & ~self.have.data
 
-    def lacks_unasked(self) -> bool:
-        """Whether some chunk is neither here nor asked for."""
-        return bool(self.missing_meta() & ~self.asked.meta or self.missing_data() & ~self.asked.data)
+    def lacks_unasked(self, of: ChunkSet | None = None) -> bool:
+        """Whether some chunk, of those in `of` if given, is neither here nor asked for."""
+        data = self.missing_data() & ~self.asked.data
+        meta = self.missing_meta() & ~self.asked.meta
+        return bool(data or meta) if of is None else bool(data & of.data or meta & of.meta)
 
     def expected(self) -> int | None:
         """Bitmap of all data chunks, or None while the transition record is not here."""
