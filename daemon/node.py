@@ -110,7 +110,10 @@ class Node:
         self._threads = os.cpu_count() or 1
         self._is_head = identity.publisher_key is not None
         self._slot_dir = slot_dir
-        self._space = Space()
+        space = Space()
+        # On a file system of their own the slots may take everything: only the home's has a catalog to go on.
+        shared = slot_dir.path.stat().st_dev == chunks.stat().st_dev
+        self._slot_space = space if shared else Space(margin_bytes=0)
         self.replicas: dict[str, Replica] = {}
         self.upkeeps: dict[str, Upkeep] = {}
         self._unusable: set[str] = set()
@@ -121,7 +124,7 @@ class Node:
         self._anchors: dict[str, Anchors] = {}
         self.publisher = Publisher(identity, desk, self.replica, self._make_way)
         self.fleet.blocks.read = BlockReader(self.replicas).read
-        self._room = Room(self._space, chunks, self.fleet)
+        self._room = Room(space, chunks, self.fleet)
         self._retention = Retention(self.fleet, store, config.storage, publisher=self._is_head)
         self.service = NodeService(self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows)
         self._tasks = asyncio.TaskGroup()
@@ -154,7 +157,7 @@ class Node:
         # The head keeps one slot more: the one that skip and full transitions are made from.
         count = min(storage.slots + 1, 4) if self._is_head else storage.slots
         slots = StreamSlots(
-            storage.slot_dir / stream, stream, self._catalog, count=count, threads=self._threads, space=self._space
+            storage.slot_dir / stream, stream, self._catalog, count=count, threads=self._threads, space=self._slot_space
         )
         slots.open()
         options = self._config.stream.get(stream, Stream())

@@ -92,6 +92,7 @@ class Replica:
         self._bases_tried: set[bytes] = set()
         self._route: tuple[Transition, ...] | None = None
         self._behind: tuple[Transition, ...] = ()
+        self._retry: asyncio.TimerHandle | None = None
         self._doubted: bytes | None = None  # the attempt that was contradicted last, all slots being right
         self._contradicted: Transition | None = None  # the leg whose bytes did not fit what it was applied to
         self._loop = asyncio.get_running_loop()
@@ -260,9 +261,13 @@ class Replica:
         return True
 
     def _fail(self, error: Exception, retry_s: float) -> None:
-        self.failure = Failure(time.time(), str(error))
-        _log.warning("rebuild put off", stream=self.stream, reason=str(error))
-        asyncio.get_running_loop().call_later(retry_s, self._wake.set)
+        detail = str(error)
+        if self.failure is None or self.failure.detail != detail:  # said once, however often it is tried again
+            _log.warning("rebuild put off", stream=self.stream, reason=detail)
+        self.failure = Failure(time.time(), detail)
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(retry_s, self._wake.set)
 
     async def _compare_base(self) -> None:
         """Hold the local base against every version whose lists are here, until one is the same."""
