@@ -1,18 +1,23 @@
 """Bit-level building blocks of the kernels: 64 elements as one machine word of flags, and looking into such words.
 
 The intrinsics are written in LLVM's generic vector form (compare 64 lanes, read the flags as one integer), so every
-target compiles them with its own widest instructions and all give the same bytes. Nothing here names a processor.
+target compiles them with its own widest instructions and all give the same bytes. One names a processor's own
+instruction, `select64`, and has a portable twin that gives the same answers.
 """
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with arguments of which it only needs the types
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core import cgutils as numba_cgutils
+from numba.core import config as numba_config
+from numba.core.caching import FunctionCache as NumbaCache
 from numba.extending import intrinsic as numba_intrinsic
 
 LANES = 64  # elements per word of flags
@@ -20,10 +25,36 @@ LANES = 64  # elements per word of flags
 # mypy has nothing to say about compiled code: kernels are Any, the functions around them are typed
 intrinsic: Any = numba_intrinsic
 cgutils: Any = numba_cgutils
-kernel: Any = njit(nogil=True, cache=True)
+FunctionCache: Any = NumbaCache
+_CONFIG: Any = numba_config
 helper: Any = njit(nogil=True, inline="always")
 
 _I64 = ir.IntType(64)
+
+
+def _digest_of_sources() -> str:
+    """Of every file that a kernel may take code from."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_SOURCES = _digest_of_sources()
+
+
+class _KernelCache(FunctionCache):  # type: ignore[misc, unused-ignore]
+    """Machine code on disk that is outdated once any file of this package changes: numba's own looks at one only."""
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), _SOURCES)
+
+
+def kernel(function: Any) -> Any:
+    """Decorator of a function to be compiled, without the interpreter's lock, and kept on disk."""
+    dispatcher: Any = njit(nogil=True)(function)
+    dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - what njit(cache=True) does, with our cache
+    return dispatcher
 
 
 def _load_lanes(builder: Any, context: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -77,6 +108,31 @@ def popcount(typing_context: Any, word: Any) -> Any:
 
 
 @intrinsic
+def running_counts(typing_context: Any, words: Any, index: Any, counts: Any, at: Any) -> Any:
+    """counts[at + t] (uint16) = set bits of words[index] to words[index + t], for 64 words; both arrays hold them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = _load_lanes(builder, context, signature.args[0], args[0], args[1])
+        lanes = ir.VectorType(ir.IntType(16), LANES)
+        kind = ir.FunctionType(words.type, [words.type])
+        ones = cgutils.get_or_insert_function(builder.module, kind, f"llvm.ctpop.v{LANES}i64")
+        wide = builder.trunc(builder.call(ones, [words]), lanes)
+        zeros = ir.Constant(lanes, [0] * LANES)
+        step = 1
+        while step < LANES:  # to each lane the one `step` below it
+            lower = [LANES + lane - step if lane >= step else lane for lane in range(LANES)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), lower)
+            wide = builder.add(wide, builder.shuffle_vector(zeros, wide, mask))
+            step *= 2
+        struct = cgutils.create_struct_proxy(signature.args[2])(context, builder, args[2])
+        address = builder.gep(struct.data, [args[3]])
+        builder.store(wide, builder.bitcast(address, lanes.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, counts, types.int64), generate
+
+
+@intrinsic
 def lowest_bit(typing_context: Any, word: Any) -> Any:
     """Index of the lowest set bit of a uint64, as int64; 64 for zero."""
 
@@ -121,36 +177,17 @@ def store_word(typing_context: Any, data: Any, offset: Any, word: Any) -> Any:
     return types.void(data, types.int64, types.uint64), generate
 
 
-def _prefetch_line(builder: Any, address: Any) -> None:
-    i32 = ir.IntType(32)
-    address = builder.bitcast(address, ir.IntType(8).as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [address, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
-
-
 @intrinsic
 def prefetch(typing_context: Any, values: Any, index: Any) -> Any:
     """Ask for the cache line of values[index]; an index outside the array is harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         struct = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0])
-        _prefetch_line(builder, builder.gep(struct.data, [args[1]]))
-        return context.get_dummy_value()
-
-    return types.void(values, types.int64), generate
-
-
-@intrinsic
-def prefetch64(typing_context: Any, values: Any, index: Any) -> Any:
-    """Ask for 64 elements from `index` on: a processor's own read-ahead stops at every page."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        struct = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0])
-        size = signature.args[0].dtype.bitwidth // 8
-        for line in range(0, LANES * size, 64):
-            offset = builder.add(args[1], ir.Constant(_I64, line // size))
-            _prefetch_line(builder, builder.gep(struct.data, [offset]))
+        address = builder.bitcast(builder.gep(struct.data, [args[1]]), ir.IntType(8).as_pointer())
+        i32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [address, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
         return context.get_dummy_value()
 
     return types.void(values, types.int64), generate
@@ -194,7 +231,7 @@ _IN_BYTE = _byte_table()
 
 
 @helper
-def select64(word: Any, rank: Any) -> Any:
+def select64_portable(word: Any, rank: Any) -> Any:
     """Position (uint64) of the set bit of `word` that has exactly `rank` set bits below it, both uint64.
 
     `word` has more than `rank` set bits. Prefix sums of the bytes' bit counts by multiplication, all eight compared
@@ -210,3 +247,32 @@ def select64(word: Any, rank: Any) -> Any:
     inside = rank - (((sums << np.uint64(8)) >> shift) & np.uint64(0xFF))
     byte = (word >> shift) & np.uint64(0xFF)
     return shift + np.uint64(_IN_BYTE[(inside << np.uint64(8)) | byte])
+
+
+@intrinsic
+def _deposit(typing_context: Any, bits: Any, mask: Any) -> Any:
+    """Low bits of `bits` put where `mask` has ones: x86-64's PDEP."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_I64, [_I64, _I64])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.bmi.pdep.64")
+        return builder.call(function, args)
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@helper
+def select64_deposit(word: Any, rank: Any) -> Any:
+    """As `select64_portable`, in two instructions instead of thirty."""
+    return np.uint64(lowest_bit(_deposit(np.uint64(1) << rank, word)))
+
+
+def can_deposit() -> bool:
+    """True when kernels are compiled for this very processor and it has a fast PDEP (the first two Zens have not)."""
+    if _CONFIG.CPU_NAME is not None or _CONFIG.CPU_FEATURES is not None:
+        return False
+    slow = binding.get_host_cpu_name() in {"znver1", "znver2"}
+    return bool(binding.get_host_cpu_features().get("bmi2", False)) and not slow
+
+
+select64: Any = select64_deposit if can_deposit() else select64_portable

@@ -81,8 +81,8 @@ def locate(record: Record, table: BandTable, pieces: list[SlotPiece], *, write: 
     ranks = np.empty(total, np.uint32)
     steps = np.empty(total, order.dtype)
     class_bits = order.step_bits.bit_length()
-    if read_events(stream, size, counts, table.entries, class_bits, elements, ranks, steps) < 0:
-        raise CodecError("a record's stream does not decode")
+    if not read_events(stream, record.split, size, counts, table.entries, class_bits, elements, ranks, steps):
+        raise CodecError("a record's streams do not decode")
     news = np.empty(total, order.dtype)
     seen = np.zeros(counts.size, np.int64)
     ends = np.cumsum(counts)

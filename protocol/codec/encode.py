@@ -287,18 +287,21 @@ class _Group:
     def _write(self, events: _Events, table_index: int) -> list[_Coded]:
         """One sparse record, or several where one would be too large."""
         found = events.gaps.size
-        out = np.empty(13 * found + 16, np.uint8)
+        half = 13 * ((found + 1) // 2) + 16
+        out = np.empty(2 * half, np.uint8)
         class_bits = self.order.step_bits.bit_length()
         bits = write_events(events.counts, events.gaps, events.steps, self.codes, class_bits, out)
-        size = (bits + 7) // 8
+        first, second = ((count + 7) // 8 for count in bits)
         body = b"".join(
             (
                 write_segments(events.segments, self.width),
                 *(varint(count) for count in events.counts.tolist()),
                 events.check_old.to_bytes(4, "little"),
                 events.check_new.to_bytes(4, "little"),
-                varint(size),
-                out[:size].tobytes(),
+                varint(first),
+                varint(second),
+                out[:first].data,
+                out[half : half + second].data,
             )
         )
         covered = sum(segment.size for segment in events.segments)
@@ -306,7 +309,7 @@ class _Group:
             return self._dense_parts(events.draft)
         if len(body) > self.room:
             return self._rescan(halves(events.draft, self.kind), table_index)
-        return [_Coded(table_index, [body], covered * 8 // BITS[self.kind], found, covered, size)]
+        return [_Coded(table_index, [body], covered * 8 // BITS[self.kind], found, covered, first + second)]
 
     def _rescan(self, drafts: Sequence[Draft], table_index: int) -> list[_Coded]:
         """Scan and write with the tables already made; any event has a code in any table."""

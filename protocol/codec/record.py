@@ -3,7 +3,8 @@
     chunk  = "PSC" version=1, varint tables, tables, records to the end
     table  = u8 kind, u8 bands, bands - 1 cut levels u8, per band: gap weights, step weights (tables.pack_weights)
     record = u8 type, then
-        SPARSE: varint table, segments, bands x varint events, u32 check of old, u32 check of new, varint n, n bytes
+        SPARSE: varint table, segments, bands x varint events, u32 check of old, u32 check of new, varint n, varint m,
+                n bytes, m bytes
         STEPS:  u8 kind, segments, u32 check of old, u32 check of new, planes
         VALUES: u8 kind, segments, u32 check of new, planes
         RAW:    u8 kind, segments, u32 check of new, the bytes
@@ -77,6 +78,7 @@ class Record:
     check_old: int
     check_new: int
     payload: memoryview
+    split: int = 0  # SPARSE: bytes of the payload that are the first stream
 
     @property
     def size(self) -> int:
@@ -255,7 +257,9 @@ class Reader:
             segments = self.segments(table.kind)
             counts = tuple(self.varint() for _ in table.bands)
             check_old, check_new = self.u32(), self.u32()
-            return Record(SPARSE, table.kind, segments, index, counts, check_old, check_new, self.take(self.varint()))
+            split, rest = self.varint(), self.varint()
+            payload = self.take(split + rest)
+            return Record(SPARSE, table.kind, segments, index, counts, check_old, check_new, payload, split)
         if kind_of_record not in (RAW, STEPS, VALUES):
             raise CodecError(f"no record type has number {kind_of_record}")
         kind = self.kind()

@@ -1,5 +1,7 @@
-"""The bit stream of a sparse record: events of band 0, then of band 1 and so on, each a Huffman code and raw bits.
+"""The bit streams of a sparse record: events of band 0, then of band 1 and so on, each a Huffman code and raw bits.
 
+Events go to two streams in turn: where an event starts is known only once the one before it in its stream has been
+looked up, so a processor works on both at once.
 Bits fill bytes from the low end. After a code come the gap's raw bits, then the step's; after the escape code six bits
 of gap bucket and the step class first.
 """
@@ -12,13 +14,14 @@ import numpy as np
 
 from .bits import kernel, load_word, store_word
 from .scan import gap_bucket, step_class
-from .tables import CODE_BITS, ENTRY_ESCAPE, ESCAPE, ESCAPE_GAP_BITS, STEP_CLASSES
+from .tables import CODE_BITS, ENTRY_ESCAPE, ENTRY_RARE, ESCAPE, ESCAPE_GAP_BITS, STEP_CLASSES
 
 
 @kernel
 def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: Any, out: Any) -> Any:
-    """Write a record's events, sorted by band, to `out` uint8 (13 bytes per event and 16 more); returns the bit count.
+    """Write a record's events, sorted by band, to `out` uint8: the first stream from its start, the other its middle.
 
+    Each half has 13 bytes per event it holds and 16 more. Returns the bits of the first stream and of the second.
     `counts` (bands,) int64; `gaps` uint32; `steps` of the elements' dtype; `codes` (bands, 8193) uint32 from
     `build_encoder`.
     """
@@ -27,6 +30,10 @@ def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: Any
     held = np.uint64(0)
     bits = np.int64(0)  # in `held`, below 8 between events
     at = np.int64(0)
+    middle = np.int64(out.size >> 1)
+    other_held = np.uint64(0)
+    other_bits = np.int64(0)
+    other_at = middle
     j = 0
     for c in range(counts.size):
         for _ in range(counts[c]):
@@ -72,22 +79,32 @@ def write_events(counts: Any, gaps: Any, steps: Any, codes: Any, class_bits: Any
             at += bits >> 3
             held >>= np.uint64(bits & ~7)
             bits &= 7
+            held, other_held = other_held, held
+            bits, other_bits = other_bits, bits
+            at, other_at = other_at, at
     store_word(out, at, held)
-    return at * 8 + bits
+    store_word(out, other_at, other_held)
+    if at >= middle:  # an odd number of events
+        at, other_at = other_at, at
+        bits, other_bits = other_bits, bits
+    return at * 8 + bits, (other_at - middle) * 8 + other_bits
 
 
 @kernel
 def read_events(
-    data: Any, size: Any, counts: Any, entries: Any, class_bits: Any, limit: Any, ranks: Any, steps: Any
+    data: Any, split: Any, size: Any, counts: Any, entries: Any, class_bits: Any, limit: Any, ranks: Any, steps: Any
 ) -> Any:
     """Read a record's events: ranks within their band to `ranks` uint32, steps to `steps`, sorted by band.
 
-    `data` uint8 holds the stream's `size` bytes and 32 more; `entries` (bands, 4096) uint32 from `build_decoder`.
-    Returns the bits read, or -1 for a stream that ends early, has no such code, or counts past `limit` elements.
+    `data` uint8 holds the streams' `size` bytes, of which the first `split` <= size are the first stream's, and 32
+    more; `entries` (bands, 4096) uint32 from `build_decoder`. False for a stream that ends early, has no such code, or
+    counts past `limit` elements.
     """
     one = np.uint64(1)
-    end = np.int64(size) * 8
     at = np.int64(0)
+    end = np.int64(split) * 8
+    other_at = end
+    other_end = np.int64(size) * 8
     j = np.uint64(0)
     for c in range(counts.size):
         rank = np.int64(-1)
@@ -95,16 +112,16 @@ def read_events(
         stop = j + np.uint64(counts[c])
         while j < stop:
             if at >= end:
-                return -1
+                return False
             word = load_word(data, at >> 3) >> np.uint64(at & 7)
             entry = np.int64(table[word & np.uint64((1 << CODE_BITS) - 1)])
             whole = entry & 0xFF
             word >>= np.uint64((entry >> 8) & 15)
             bucket = (entry >> 12) & 63
             kind = (entry >> 18) & 127
-            if whole > 57 or entry == 0 or entry & ENTRY_ESCAPE:  # the rare ones
-                if entry == 0:
-                    return -1
+            if entry & ENTRY_RARE:
+                if whole == 0:
+                    return False
                 at += (entry >> 8) & 15
                 if entry & ENTRY_ESCAPE:
                     pair = np.int64(word & np.uint64((1 << (ESCAPE_GAP_BITS + 7)) - 1))
@@ -126,9 +143,11 @@ def read_events(
             at += whole
             rank += 1 + gap
             if rank >= limit:
-                return -1
+                return False
             negative = kind & 1
             ranks[j] = rank
             steps[j] = (step ^ -negative) + negative
             j += one
-    return at if at <= end else -1
+            at, other_at = other_at, at
+            end, other_end = other_end, end
+    return at <= end and other_at <= other_end

@@ -28,11 +28,14 @@ ESCAPE_GAP_BITS: Final = 6
 ESCAPE: Final = GAP_BUCKETS * STEP_CLASSES  # symbol number of the escape
 
 # An entry of the decoding table, uint32: bits the whole event takes (escape: the code alone) | code bits << 8 |
-# gap bucket << 12 | step class << 18 | escape << 31. Zero: no such code.
+# gap bucket << 12 | step class << 18 | escape << 30 | rare << 31. Rare are escapes, events of more than 57 bits, and
+# what is no code: that has no code bits either.
 _ENTRY_CODE: Final = 8
 _ENTRY_GAP: Final = 12
 _ENTRY_STEP: Final = 18
-ENTRY_ESCAPE: Final = 1 << 31
+ENTRY_ESCAPE: Final = 1 << 30
+ENTRY_RARE: Final = 1 << 31
+AT_ONCE: Final = 57  # bits of a word that are there wherever in a byte an event starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +196,18 @@ def build_decoder(gaps: Any, steps: Any, entries: Any) -> None:
     n = code_lengths(gaps, steps, symbols, lengths)
     values = np.empty(n, np.int64)
     _canonical(lengths, n, values)
-    entries[:] = 0
+    entries[:] = ENTRY_RARE
     for i in range(n):
         length = lengths[i]
         if symbols[i] == ESCAPE:
-            entry = length | (length << _ENTRY_CODE) | ENTRY_ESCAPE
+            entry = length | (length << _ENTRY_CODE) | ENTRY_ESCAPE | ENTRY_RARE
         else:
             gap = symbols[i] // STEP_CLASSES
             step = symbols[i] % STEP_CLASSES
             whole = length + (gap >> 1) + (step >> 1)
             entry = whole | (length << _ENTRY_CODE) | (gap << _ENTRY_GAP) | (step << _ENTRY_STEP)
+            if whole > AT_ONCE:
+                entry |= ENTRY_RARE
         at = values[i]
         while at < 1 << CODE_BITS:
             entries[at] = np.uint32(entry)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .bits import LANES, atleast64, differ64, helper, kernel, level64, lowest_bit, popcount
+from .bits import LANES, atleast64, differ64, helper, kernel, level64, lowest_bit, popcount, running_counts
 
 NOWHERE: Final = 65535
 TILE: Final = 4096  # elements; a count of them fits uint16
@@ -60,6 +60,11 @@ def band_tail(
 @kernel
 def count_bands(flags: Any, bands: Any, words: Any, counts: Any) -> None:
     """counts[72 c + q] (uint16): elements of band c before word q of a tile of `words` words; 65535 after the last."""
+    if words == WORDS:
+        for c in range(bands):
+            counts[c * ROW] = 0
+            running_counts(flags, c * WORDS, counts, c * ROW + 1)
+        return
     for c in range(bands):
         count = np.int64(0)
         row = c * ROW

@@ -46,7 +46,7 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
             (scan.scan_bands, (old, old, w, w, w, u8, pairs, u32, table, _I64)),
             (scan.arrange, (u32, table, w, _I64, i64, u32, own, own, own, pairs, pairs)),
             (stream.write_events, (i64, u32, own, rows, _I64, u8)),
-            (stream.read_events, (u8, _I64, i64, rows, _I64, _I64, u32, own)),
+            (stream.read_events, (u8, _I64, _I64, i64, rows, _I64, _I64, u32, own)),
             (locate.locate_plain, (old, own, w, _I64, i64, i64, u32, own, own)),
             (
                 locate.locate_bands,

@@ -227,15 +227,13 @@ def apply(data: bytes, regions: dict[int, bytearray]) -> None:
 def sparse(stream: Bytes, kind: int, cuts: list[int], books: list, old: list[int]) -> list[int]:
     counts = [stream.varint() for _ in cuts]
     stream.take(8)
-    body = stream.take(stream.varint())
-    bits = "".join(format(byte, "08b")[::-1] for byte in body)
-    at = 0
+    sizes = stream.varint(), stream.varint()
+    bits, later = ("".join(format(byte, "08b")[::-1] for byte in stream.take(size)) for size in sizes)
 
     def raw(count: int) -> int:
-        nonlocal at
-        part = bits[at : at + count]
+        nonlocal bits
+        part, bits = bits[:count], bits[count:]
         assert len(part) == count
-        at += count
         return int(part[::-1] or "0", 2)
 
     band_of = [max(c for c, cut in enumerate(cuts) if cut <= level(kind, value)) for value in old]
@@ -244,12 +242,13 @@ def sparse(stream: Bytes, kind: int, cuts: list[int], books: list, old: list[int
         members = [i for i, band in enumerate(band_of) if band == c]
         rank = -1
         for _ in range(count):
-            length = next(n for n in range(1, 13) if bits[at : at + n] in books[c])
-            symbol = books[c][bits[at : at + length]]
-            at += length
+            length = next(n for n in range(1, 13) if bits[:n] in books[c])
+            symbol = books[c][bits[:length]]
+            bits = bits[length:]
             bucket, kind_of_step = symbol or (raw(6), raw(BITS[kind].bit_length()))
             nb, nv = bucket >> 1, kind_of_step >> 1
             rank += 1 + ((2 | bucket & 1) << nb) + raw(nb) - 2
             step = 1 << nv | raw(nv)
             new[members[rank]] = moved(kind, old[members[rank]], -step if kind_of_step & 1 else step)
+            bits, later = later, bits
     return new
