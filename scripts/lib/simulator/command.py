@@ -16,7 +16,7 @@ from targets import Target, exit_code, summary
 from patchswarm.daemon.units import Rate, Size
 
 from .baselines import POLICIES, Baseline
-from .lab import lab_world
+from .lab import lab_case, lab_world
 from .places import Map, Patch, chunk_count, map_of_sites, mixed
 from .report import Report, measure
 from .scenarios import SCENARIOS
@@ -69,10 +69,10 @@ def main(arguments: list[str]) -> int:
         return run_targets(asked.targets, asked.seed, asked.json)
     options = Options(asked.seed, Tcp(bbr=asked.bbr), churn_per_s=asked.churn)
     map_, patch = what_is_asked(asked)
-    if asked.lab:
-        report = run(lambda: lab_world(asked.lab, options, asked.encode))
-    elif asked.baseline:
+    if asked.baseline:
         report = run(lambda: Baseline(map_, patch, replace(options, give_up_s=math.inf), asked.baseline))
+    elif asked.lab:
+        report = run(lambda: lab_world(asked.lab, options, asked.encode))
     else:
         report = run(lambda: World(map_, patch, options))
     print("\n".join(report.lines()))
@@ -83,6 +83,8 @@ def main(arguments: list[str]) -> int:
 
 def what_is_asked(asked: argparse.Namespace) -> tuple[Map, Patch]:
     """The map and the patch that the options describe."""
+    if asked.lab:
+        return lab_case(asked.lab, asked.seed, asked.encode)
     access = asked.access or 4 * asked.wan
     members = even_sites(asked.nodes, asked.sites)
     map_ = map_of_sites(members, wan=asked.wan, access=access, seed=asked.seed, loss=asked.loss)

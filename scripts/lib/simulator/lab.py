@@ -26,16 +26,22 @@ def lab_map(plan: Plan) -> Map:
     )
 
 
-def lab_world(name: str, options: Options, encode_rate: float) -> World:
-    """T1, T2, T3 or T4: a full transition, its faults arranged. Raises ValueError for another name."""
-    found = case(name, options.seed)
-    plan = found.plan
-    hosts = [host.name for host in plan.hosts]
-    sites = [site.name for site in plan.sites]
+def lab_case(name: str, seed: int, encode_rate: float) -> tuple[Map, Patch]:
+    """Where T1, T2, T3 or T4 happens, and the full transition that travels. Raises ValueError for another name."""
+    found = case(name, seed)
     size = found.size_bytes
-    patch = Patch(size, chunk_count(size, len(sites)), model_size=size, encode_rate=encode_rate, full=True)
+    chunks = chunk_count(size, len(found.plan.sites))
+    return lab_map(found.plan), Patch(size, chunks, model_size=size, encode_rate=encode_rate, full=True)
+
+
+def lab_world(name: str, options: Options, encode_rate: float) -> World:
+    """The case with its faults arranged."""
+    found = case(name, options.seed)
+    hosts = [host.name for host in found.plan.hosts]
+    sites = [site.name for site in found.plan.sites]
+    map_, patch = lab_case(name, options.seed, encode_rate)
     absent = frozenset(hosts.index(host) for host in found.absent)
-    world = World(lab_map(plan), patch, replace(options, absent=absent, give_up_s=found.timeout_s))
+    world = World(map_, patch, replace(options, absent=absent, give_up_s=found.timeout_s))
     for fault in found.faults:
         match fault.what:
             case "cut":
