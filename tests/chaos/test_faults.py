@@ -5,6 +5,8 @@ from wanlab.plan import MBIT, Host, Plan, Site
 
 from .world import world_of
 
+pytestmark = pytest.mark.timeout(300)  # seven daemons on whatever machine this is
+
 SEED = 7
 WAN = 100 * MBIT
 ACCESS = 400 * MBIT
