@@ -50,11 +50,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_churn(text: str) -> float:
-    """Share of hosts per second in "20%/min" or "1%/s". Raises ValueError."""
+    """Share of hosts per second in "20%/min" or "1%/s"."""
     share, _, per = text.partition("%/")
-    if per not in ("min", "s"):
-        raise ValueError(text)
-    return float(share) / 100 / (60 if per == "min" else 1)
+    try:
+        return float(share) / 100 / {"min": 60, "s": 1}[per]
+    except (ValueError, KeyError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a churn; write for example 20%/min") from None
 
 
 def even_sites(nodes: int, sites: int) -> list[int]:
@@ -64,7 +65,10 @@ def even_sites(nodes: int, sites: int) -> list[int]:
 
 def main(arguments: list[str]) -> int:
     """Run what the command line asks for. Returns the exit code."""
-    asked = parser().parse_args(arguments)
+    options_of = parser()
+    asked = options_of.parse_args(arguments)
+    if not 1 <= asked.sites <= asked.nodes or asked.nodes < 2:
+        options_of.error("--nodes takes at least 2, and at least one for each of --sites")
     if asked.targets is not None:
         return run_targets(asked.targets, asked.seed, asked.json)
     options = Options(asked.seed, Tcp(bbr=asked.bbr), churn_per_s=asked.churn)
@@ -89,7 +93,7 @@ def what_is_asked(asked: argparse.Namespace) -> tuple[Map, Patch]:
     members = even_sites(asked.nodes, asked.sites)
     map_ = map_of_sites(members, wan=asked.wan, access=access, seed=asked.seed, loss=asked.loss)
     chunks = asked.chunks or chunk_count(asked.patch, asked.sites)
-    return mixed(map_, asked.seed) if asked.mixed else map_, Patch(asked.patch, chunks, encode_rate=asked.encode)
+    return mixed(map_, asked.seed) if asked.mixed else map_, Patch(int(asked.patch), chunks, encode_rate=asked.encode)
 
 
 def run_targets(words: list[str], seed: int, json_path: Path | None) -> int:
