@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Final
 
 from ...protocol.manifest import Head, NodeRecord
@@ -16,7 +17,7 @@ _MAX_HEADS: Final = 64
 
 
 class OwnRecord:
-    """Signs this node's record. Serials rise over all lives of the node, whatever the clock says."""
+    """Signs this node's record. Serials rise over all lives of the node, whatever the clock says, or the catalog."""
 
     def __init__(self, identity: Identity, catalog: Catalog, site: str, addresses: tuple[str, ...]) -> None:
         self._identity = identity
@@ -25,8 +26,9 @@ class OwnRecord:
         self._heads: dict[str, Head] = {}
         self.site = site
         last = int.from_bytes(catalog.get(_SERIAL) or b"", "big")
-        catalog.put(_SERIAL, (last + _SERIALS_PER_START).to_bytes(8, "big"))
-        self._serial = last + 1
+        # The clock counts where the catalog was lost: peers keep the record with the highest serial.
+        self._serial = max(last + 1, int(time.time()) * _SERIALS_PER_START)
+        catalog.put(_SERIAL, (self._serial + _SERIALS_PER_START).to_bytes(8, "big"))
 
     def set_head(self, head: Head) -> None:
         """Note the newest version committed here in one stream."""
