@@ -122,6 +122,12 @@ class Publisher:
 
     def _next_version(self, stream: str, asked: int | None) -> int:
         head = self._desk.fleet.swarm.gossip.head(stream)
+        mark = self._desk.catalog.mark(stream)
+        if mark is not None and (head is None or (head.epoch, head.version) < (mark.epoch, mark.version)):
+            raise RefusedError(
+                f"version {mark.version} of {stream} was committed here, but what was signed for it is not known any "
+                "more (a rebuilt catalog?): let this node reach another one that has it, then publish again"
+            )
         newest = head.version if head else _FIRST_VERSION - 1
         if asked is None:
             return newest + 1
