@@ -194,6 +194,25 @@ def prefetch(typing_context: Any, values: Any, index: Any) -> Any:
 
 
 @intrinsic
+def prefetch64(typing_context: Any, values: Any, index: Any) -> Any:
+    """Ask for 64 elements from `index` on: a processor's own read-ahead stops at every page."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        struct = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0])
+        size = signature.args[0].dtype.bitwidth // 8
+        i32 = ir.IntType(32)
+        for line in range(0, LANES * size, 64):
+            offset = builder.add(args[1], ir.Constant(_I64, line // size))
+            address = builder.bitcast(builder.gep(struct.data, [offset]), ir.IntType(8).as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(function, [address, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64), generate
+
+
+@intrinsic
 def level64(typing_context: Any, values: Any, index: Any, mask: Any, low: Any, shift: Any, out: Any, at: Any) -> Any:
     """out[at + t] = (((values[index + t] & mask) - low) mod 2^w) >> shift, as uint8, for 64 elements.
 
@@ -215,6 +234,29 @@ def level64(typing_context: Any, values: Any, index: Any, mask: Any, low: Any, s
 
     element = values.dtype
     return types.void(values, types.int64, element, element, element, out, types.int64), generate
+
+
+@intrinsic
+def plane64(typing_context: Any, values: Any, index: Any, turn: Any, shift: Any, out: Any, at: Any) -> Any:
+    """out[at + t] = the low byte of (values[index + t] rotated left by `turn` bits) >> shift, for 64 elements."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _load_lanes(builder, context, signature.args[0], args[0], args[1])
+        element = value.type.element
+        turn = _splat(builder, builder.trunc(args[2], element) if element != _I64 else args[2])
+        shift = _splat(builder, builder.trunc(args[3], element) if element != _I64 else args[3])
+        kind = ir.FunctionType(value.type, [value.type] * 3)
+        rotate = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fshl.v{LANES}i{element.width}")
+        value = builder.lshr(builder.call(rotate, [value, value, turn]), shift)
+        lanes = ir.VectorType(ir.IntType(8), LANES)
+        if value.type != lanes:
+            value = builder.trunc(value, lanes)
+        struct = cgutils.create_struct_proxy(signature.args[4])(context, builder, args[4])
+        address = builder.gep(struct.data, [args[5]])
+        builder.store(value, builder.bitcast(address, lanes.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64, types.int64, types.int64, out, types.int64), generate
 
 
 def _byte_table() -> np.ndarray[Any, np.dtype[np.uint8]]:

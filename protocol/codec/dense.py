@@ -7,7 +7,7 @@ itself, or stored when that does not help: mantissa bytes are noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import lz4.block
@@ -17,15 +17,31 @@ from numpy.typing import NDArray
 
 from ..elements import Kind, width_bytes
 from ..errors import CodecError
-from .bits import kernel
+from .bits import LANES, kernel, plane64
 from .order import Order, frozen, order_of, pack_nibbles, unpack_nibbles
 from .pieces import SpanPiece
-from .record import LZ4, RAW, STEPS, STORED, VALUES, ZSTD, Reader, Record, Segment, check_of, varint, write_segments
+from .planes import expand_huffman, huffman_parts, plan_lengths
+from .record import (
+    HUFFMAN,
+    LZ4,
+    RAW,
+    STEPS,
+    STORED,
+    VALUES,
+    ZSTD,
+    Reader,
+    Record,
+    Segment,
+    check_of,
+    varint,
+    write_segments,
+)
 from .scan import ordered, step_between
 from .spans import CodecOptions
 
 _PROBE: Final = 16384  # bytes of a plane tried before the whole plane is
 _WORTH: Final = 0.97
+_NEAR: Final = 1.03  # a Huffman code may be so much larger than the general method: it is several times faster
 
 
 @kernel
@@ -63,56 +79,64 @@ def rotates(kind: Kind) -> bool:
     return kind in (Kind.F16, Kind.BF16, Kind.F32, Kind.F64)
 
 
-def unrotate(values: NDArray[Any], order: Order) -> NDArray[Any]:
-    """Each element rotated right by one bit."""
-    top = order.dtype.type(8 * order.dtype.itemsize - 1)
-    out: NDArray[Any] = (values >> order.dtype.type(1)) | (values << top)
-    return out
-
-
 @kernel
 def fill_planes(values: Any, rotated: Any, planes: Any) -> None:
-    """planes[b, i] (width, n) uint8 = byte b, lowest first, of values[i] rotated left by `rotated` (0 or 1) bits."""
-    width = values.itemsize
-    bits = np.uint64(8 * width)
+    """Fill planes[b * n + i] (width * n,) uint8 with byte b, lowest first, of values[i] rotated left by 0 or 1 bits."""
+    n = values.size
+    bits = np.uint64(8 * values.itemsize)
     turn = np.uint64(rotated)
-    for b in range(width):
-        plane = planes[b]
-        shift = np.uint64(8 * b)
-        for i in range(values.size):
-            value = np.uint64(values[i])
-            value = (value << turn) | (value >> (bits - turn)) if turn else value
-            plane[i] = (value >> shift) & np.uint64(0xFF)
+    whole = n // LANES * LANES
+    for i in range(0, whole, LANES):
+        for b in range(values.itemsize):
+            plane64(values, i, rotated, 8 * b, planes, b * n + i)
+    for i in range(whole, n):
+        value = np.uint64(values[i])
+        value = (value << turn) | (value >> (bits - turn)) if turn else value
+        for b in range(values.itemsize):
+            planes[b * n + i] = (value >> np.uint64(8 * b)) & np.uint64(0xFF)
 
 
 def split_planes(values: NDArray[Any], *, rotated: bool = False) -> list[NDArray[np.uint8]]:
     """Elements (n,) to their bytes, one array (n,) per byte, lowest first."""
     if values.itemsize == 1:
         return [values.view(np.uint8)]
-    planes = np.empty((values.itemsize, values.size), np.uint8)
+    planes = np.empty(values.nbytes, np.uint8)
     fill_planes(frozen(values), int(rotated), planes)
-    return list(planes)
+    return np.split(planes, values.itemsize)
 
 
-def join_planes(planes: list[NDArray[np.uint8]], dtype: np.dtype[Any]) -> NDArray[Any]:
+@kernel
+def put_plane(plane: Any, b: Any, turn: Any, out: Any) -> None:
+    """Set byte b of every out[i] to plane[i], for b from 0 on; then rotate right by `turn` bits."""
+    bits = np.uint64(8 * out.itemsize)
+    shift = np.uint64(8 * b)
+    back = np.uint64(turn)
+    if b == 0:
+        for i in range(out.size):
+            out[i] = plane[i]
+    elif turn == 0:
+        for i in range(out.size):
+            out[i] |= np.uint64(plane[i]) << shift
+    else:
+        for i in range(out.size):
+            value = np.uint64(out[i]) | (np.uint64(plane[i]) << shift)
+            out[i] = (value >> back) | (value << (bits - back))
+
+
+def join_planes(planes: list[NDArray[np.uint8]], dtype: np.dtype[Any], *, rotated: bool = False) -> NDArray[Any]:
     """Inverse of `split_planes`."""
-    out = np.empty((planes[0].size, dtype.itemsize), np.uint8)
+    if len(planes) == 1:
+        return planes[0].view(dtype)
+    out = np.empty(planes[0].size, dtype)
     for b, plane in enumerate(planes):
-        out[:, b] = plane
-    return out.reshape(-1).view(dtype)
+        put_plane(frozen(plane), b, int(rotated and b == len(planes) - 1), out)
+    return out
 
 
-def _compressor(method: int, level: int) -> Callable[[memoryview], bytes]:
+def _compress(data: memoryview, method: int, level: int) -> bytes:
     if method == LZ4:
-        return lambda data: bytes(lz4.block.compress(data, store_size=False))
-    if level:
-        return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=False).compress
-    # hardly looks for repetition, only for unequal frequencies: all there is in exponents, and several times faster
-    entropy_only = zstandard.ZstdCompressionParameters(
-        strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7,
-        target_length=0, write_content_size=False,
-    )  # fmt: skip
-    return zstandard.ZstdCompressor(compression_params=entropy_only).compress
+        return bytes(lz4.block.compress(data, store_size=False))
+    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=False).compress(data)
 
 
 def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> list[bytes | memoryview]:
@@ -121,21 +145,25 @@ def write_planes(planes: list[NDArray[np.uint8]], method: int, level: int) -> li
     for plane in planes:
         middle = max(0, (plane.size - _PROBE) // 2)
         probe = plane[middle : middle + _PROBE]
-        compress = _compressor(method, level)
-        size = len(compress(probe.data)) if probe.size else 0
-        if method == ZSTD and probe.size:
-            entropy = _compressor(method, 0)
-            entropy_size = len(entropy(probe.data))
-            if entropy_size <= 1.03 * size:
-                compress, size = entropy, entropy_size
-        body: bytes | None = None
+        size = len(_compress(probe.data, method, level)) if probe.size else 0
+        chosen = method
+        coded_size = plan_lengths(probe)[1]
+        if coded_size <= _NEAR * size:
+            chosen, size = HUFFMAN, coded_size
+        body: list[bytes | memoryview] = []
         if size < _WORTH * probe.size + 32:
-            body = compress(plane.data)
-        if body is None or len(body) >= plane.size:
+            body = _coded(plane) if chosen == HUFFMAN else [_compress(plane.data, method, level)]
+        if not body or total_size(body) >= plane.size:
             out += [bytes((STORED,)), varint(plane.size), plane.data]
         else:
-            out += [bytes((method,)), varint(len(body)), body]
+            out += [bytes((chosen,)), varint(total_size(body)), *body]
     return out
+
+
+def _coded(plane: NDArray[np.uint8]) -> list[bytes | memoryview]:
+    """The plane in its own Huffman code, as parts; none when that does not help."""
+    lengths, size = plan_lengths(plane)
+    return huffman_parts(plane, lengths) if size < plane.size else []
 
 
 def total_size(parts: Sequence[bytes | memoryview]) -> int:
@@ -159,6 +187,8 @@ def _expand(body: memoryview, method: int, size: int) -> NDArray[np.uint8]:
         if len(body) != size:
             raise CodecError(f"a stored plane has {len(body)} bytes instead of {size}")
         return np.frombuffer(body, np.uint8)
+    if method == HUFFMAN:
+        return expand_huffman(body, size)
     out: bytes | bytearray
     try:
         if method == ZSTD:
@@ -222,7 +252,7 @@ def encode_dense(
     check = check_of(new).to_bytes(4, "little")
     method, level = (LZ4, 0) if options.fast_dense else (ZSTD, options.zstd_level)
     raw_bytes = sum(segment.size for segment in segments)
-    best, _ = _cheapest(_window(old), _window(new), kind, method, level)
+    best = VALUES if old is None else _cheapest(_window(old), _window(new), kind, method, level)[0]
     if best == STEPS and old is not None:
         payload = write_planes(step_planes(old, new, order), method, level)
         if total_size(payload) < raw_bytes:
@@ -244,12 +274,13 @@ def decode_dense(record: Record, old: NDArray[Any]) -> NDArray[Any]:
         data = np.frombuffer(record.payload, np.uint8)
         return unpack_nibbles(data) if order.step_shift else data.view(order.dtype)
     planes = read_planes(record.payload, order.dtype.itemsize, size // order.dtype.itemsize)
-    values = unpack_nibbles(planes[0]) if order.step_shift else join_planes(planes, order.dtype)
+    turned = record.type == VALUES and rotates(record.kind)
+    values = unpack_nibbles(planes[0]) if order.step_shift else join_planes(planes, order.dtype, rotated=turned)
     if record.type == STEPS:
         out = np.empty(values.size, order.dtype)
         unzigzag_steps(frozen(old), values, order.flip, order.step_shift, out)
         return out
-    return unrotate(values, order) if rotates(record.kind) else values
+    return values
 
 
 def choose_dense(pieces: Sequence[SpanPiece], kind: Kind, options: CodecOptions) -> bool:

@@ -12,7 +12,7 @@
         varint (zigzag(region - previous region) << 2 | 2 if same size as the one before | 1 if offset given)
         varint offset / width (if given; else the end of the segment before when the region is the same, 0 when not)
         varint size / width (unless the same)
-    plane  = u8 method (0 stored, 1 zstd, 2 lz4), varint n, n bytes
+    plane  = u8 method (0 stored, 1 zstd, 2 lz4, 3 huffman), varint n, n bytes
 
 Numbers are little-endian; a varint is unsigned LEB128 of at most 64 bits. Checks are the low 32 bits of XXH3-64.
 """
@@ -42,6 +42,7 @@ VALUES: Final = 3
 STORED: Final = 0
 ZSTD: Final = 1
 LZ4: Final = 2
+HUFFMAN: Final = 3
 
 MAX_RECORD_BYTES: Final = 16 << 20  # input a record may cover; what a decoder has to hold at once
 MAX_BANDS: Final = 16

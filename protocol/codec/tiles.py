@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from .bits import LANES, atleast64, differ64, helper, kernel, level64, lowest_bit, popcount, running_counts
+from .bits import LANES, atleast64, differ64, helper, kernel, level64, lowest_bit, popcount, prefetch64, running_counts
 
 NOWHERE: Final = 65535
 TILE: Final = 4096  # elements; a count of them fits uint16
 WORDS: Final = TILE // LANES
+AHEAD: Final = TILE  # elements between asking for a cache line and reading it
 ROW: Final = LANES + 8  # entries of one band's running counts, the first of them 0
 
 
@@ -98,6 +99,7 @@ def band_tile(
     """
     whole = size // LANES
     for q in range(whole):
+        prefetch64(values, base + q * LANES + AHEAD)
         level64(values, base + q * LANES, mask, low, shift, levels, q * LANES)
         flag_bands(levels, q, cuts, flags)
     words = whole
@@ -125,6 +127,8 @@ def differ_tile(
     """`band_tile` of `old`, and bit t of words[q] (64,) uint64 where element 64 q + t differs from `new`'s."""
     whole = size // LANES
     for q in range(whole):
+        prefetch64(old, base + q * LANES + AHEAD)
+        prefetch64(new, base + q * LANES + AHEAD)
         words[q] = differ64(old, new, base + q * LANES)
         level64(old, base + q * LANES, mask, low, shift, levels, q * LANES)
         flag_bands(levels, q, cuts, flags)

@@ -6,7 +6,7 @@ from typing import Any
 
 from numba import types
 
-from . import bands, dense, locate, order, scan, stream, tables
+from . import bands, dense, locate, order, planes, scan, stream, tables
 
 _I64 = types.int64
 _WIDTHS = (types.uint8, types.uint16, types.uint32, types.uint64)
@@ -28,7 +28,6 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
     u8, _, u32, _ = (scratch(w) for w in _WIDTHS)
     i64 = scratch(_I64)
     rows = scratch(types.uint32, 2)
-    bytes2 = scratch(types.uint8, 2)
     pairs = scratch(_I64, 2)
     out: list[tuple[Any, tuple[Any, ...]]] = [
         (order.spread_nibbles, (given(types.uint8), u8)),
@@ -36,6 +35,13 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
         (tables.quantise, (i64, u8)),
         (tables.build_encoder, (u8, u8, u32)),
         (tables.build_decoder, (u8, u8, u32)),
+        (planes.count_bytes, (given(types.uint8), u32, i64)),
+        (planes.assign_lengths, (i64, u8)),
+        (planes.assign_codes, (u8, u32)),
+        (planes.pair_codes, (u32, u32)),
+        (planes.write_plane, (given(types.uint8), u32, u32, i64, u8, i64)),
+        (planes.fill_looks, (u32, scratch(types.uint64))),
+        (planes.read_plane, (u8, i64, i64, scratch(types.uint64), u8, _I64, u8)),
         (bands.best_cuts, (scratch(types.float64), scratch(types.float64), _I64, i64)),
     ]
     for w in _WIDTHS:
@@ -53,7 +59,8 @@ def _signatures() -> list[tuple[Any, tuple[Any, ...]]]:
                 (old, own, w, w, w, u8, w, _I64, i64, i64, i64, u32, own, own),
             ),
             (locate.put_values, (own, u32, own, _I64, _I64)),
-            (dense.fill_planes, (old, _I64, bytes2)),
+            (dense.fill_planes, (old, _I64, u8)),
+            (dense.put_plane, (given(types.uint8), _I64, _I64, own)),
             (dense.zigzag_steps, (old, old, w, _I64, own)),
             (dense.unzigzag_steps, (old, own, w, _I64, own)),
         ]

@@ -180,8 +180,36 @@ def read_planes(stream: Bytes, kind: int, size: int) -> list[int]:
             body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
         elif method == 2:
             body = lz4.block.decompress(body, uncompressed_size=size // width)
+        elif method == 3:
+            body = huffman(body, size // width)
         planes.append(body)
     return unpack(kind, bytes(plane[i] for i in range(size // width) for plane in planes))
+
+
+def huffman(body: bytes, size: int) -> bytes:
+    """A plane in its own code."""
+    lengths = [n for byte in body[:128] for n in (byte & 15, byte >> 4)]
+    book: dict[str, int] = {}
+    code = 0
+    for length in range(1, 12):
+        for symbol in range(256):
+            if lengths[symbol] == length:
+                book[format(code, f"0{length}b")] = symbol
+                code += 1
+        code <<= 1
+    sizes = np.frombuffer(body[128:144], "<u4").tolist()
+    at, part, out = 144, 8 * -(-size // 32), bytearray()
+    for k, stream_size in enumerate(sizes):
+        bits = "".join(format(byte, "08b")[::-1] for byte in body[at : at + stream_size])
+        at += stream_size
+        read = 0
+        for _ in range(min(part, max(0, size - k * part))):
+            length = next(n for n in range(1, 12) if bits[read : read + n] in book)
+            out.append(book[bits[read : read + length]])
+            read += length
+        assert len(bits) - read < 8
+    assert at == len(body)
+    return bytes(out)
 
 
 def apply(data: bytes, regions: dict[int, bytearray]) -> None:

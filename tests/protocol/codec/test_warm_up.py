@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from support.codec import Slot, changed_copy, random_bytes
 
-from patchswarm.protocol.codec import bands, dense, locate, scan, stream, tables
+from patchswarm.protocol.codec import bands, dense, locate, planes, scan, stream, tables
 from patchswarm.protocol.codec.chunk import CodecOptions, Span, apply_chunk, chunk_events, encode_spans, warm_up
 from patchswarm.protocol.elements import Kind
 
@@ -13,7 +13,7 @@ from patchswarm.protocol.elements import Kind
 def specialisations() -> dict[str, int]:
     return {
         f"{module.__name__}.{name}": len(kernel.signatures)
-        for module in (bands, dense, locate, scan, stream, tables)
+        for module in (bands, dense, locate, planes, scan, stream, tables)
         for name, kernel in vars(module).items()
         if hasattr(kernel, "signatures")
     }
