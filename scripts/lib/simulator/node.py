@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _OPEN_INDEX_S: Final = 0.001
 
 
+def address_of(number: int) -> str:
+    """Address of the node with this number."""
+    return f"host-{number}:1"
+
+
 class Node:
     """A host with its daemon. `number` is its place in the world's list."""
 
@@ -33,7 +38,7 @@ class Node:
         self.host = host
         self.identity = identity
         self.id = digest(identity.public)
-        self.address = f"host-{number}:1"
+        self.address = address_of(number)
         self.alive = False
         self.joined_s = world.clock.now_s
         self.version = 0 if world.patch.full else 1
@@ -41,7 +46,7 @@ class Node:
         self.store: set[bytes] = set()
         self.wires: dict[int, Wire] = {}
         self.site = world.map.sites[host.site].label
-        seeds = tuple(seed for seed in world.seeds if seed != self.address)
+        seeds = world.seeds(place)
         settings = Settings(identity.public, world.cluster.ca_key, self.site, seeds, ("*",))
         self.swarm = Swarm(settings, self.store.__contains__, random.Random(world.rng.getrandbits(64)))  # noqa: S311
         self._serial = 1

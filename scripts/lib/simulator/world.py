@@ -13,7 +13,7 @@ from patchswarm.protocol.roster import build_roster
 from .clock import Clock
 from .ground import Ground, step_of
 from .network import Path
-from .node import Node
+from .node import Node, address_of
 from .places import Host, Map, Patch
 from .release import STREAM, Cluster, Object, Release
 from .tcp import Tcp
@@ -25,7 +25,7 @@ STARTED_S: Final = 1.0
 """All daemons come up within this time; until then their hosts refuse connections."""
 
 SEEDS: Final = 3
-"""Hosts whose addresses every new node is given, the head among them."""
+"""Hosts whose addresses a new node is given: any of those that can be dialled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ class World:
         self.complaints: list[str] = []
         self.parted: frozenset[int] = frozenset()  # sites that are cut off from the others
         self.wires: set[Wire] = set()
-        self.seeds: tuple[str, ...] = ()
         self.nodes: list[Node] = []
         self.by_address: dict[str, Node] = {}
         self._unfinished: set[Node] = set()
@@ -90,7 +89,6 @@ class World:
 
     def _populate(self) -> None:
         """All hosts, each knowing its part of the others and the version that everyone holds."""
-        self.seeds = tuple(f"host-{number}:1" for number in range(min(SEEDS, len(self.map.hosts))))
         for place, host in enumerate(self.map.hosts):
             if place in self.options.absent:
                 continue
@@ -108,6 +106,15 @@ class World:
     def _known(self) -> list[Object]:
         """What every node knows from the start."""
         return [self.cluster.stream(), *([] if self.patch.full else self.releases[0].base)]
+
+    def seeds(self, place: int) -> tuple[str, ...]:
+        """Addresses of some hosts, for a new node at `place`. Before the world begins all hosts are thought to live."""
+        if self.clock.now_s > 0.0:
+            known = [node.address for node in self.nodes if node.alive and not node.host.nat]
+        else:
+            hosts = enumerate(host for at, host in enumerate(self.map.hosts) if at not in self.options.absent)
+            known = [address_of(number) for number, host in hosts if number != place and not host.nat]
+        return tuple(self.rng.sample(known, min(SEEDS, len(known))))
 
     def _add(self, place: int, host: Host) -> Node:
         node = Node(self, len(self.nodes), place, host, self.cluster.identity())
