@@ -9,7 +9,7 @@ instruction, `select64`, and has a portable twin that gives the same answers.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,9 @@ _I64 = ir.IntType(64)
 def _digest_of_sources() -> str:
     """Of every file that a kernel may take code from."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for source in sorted(files(__package__).iterdir(), key=lambda each: each.name):
+        if source.name.endswith(".py"):
+            digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
