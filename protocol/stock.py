@@ -89,6 +89,13 @@ class Stock:
         """Whether any series still lacks the chunk."""
         return any(ordinal not in series.have for series, ordinal in self._places.get(name, ()))
 
+    def missing_size(self, name: bytes) -> int | None:
+        """Sealed size of a chunk that some series lacks, None for any other."""
+        sizes = (
+            series.entry(ordinal)[1] for series, ordinal in self._places.get(name, ()) if ordinal not in series.have
+        )
+        return next(sizes, None)
+
     def is_seeding(self, name: bytes, node: bytes) -> bool:
         """Whether `node` made the chunk and a roster says who passes it on."""
         return any(

@@ -229,9 +229,15 @@ class Swarm:
     # -- chunks ---------------------------------------------------------------------------------------------
 
     def expected(self, number: int, name: bytes) -> int | None:
-        """Size of a chunk that was asked of this link, None when it was not."""
+        """Size of a chunk that may come over this link: one asked of it, or one that is missing all the same.
+
+        The second comes when a reject and the chunk itself cross, as when a lane is thought lost and is not.
+        """
         link = self.links.get(number)
-        return None if link is None else self.fetch.expected(link, name)
+        if link is None:
+            return None
+        asked = self.fetch.expected(link, name)
+        return self.fetch.stock.missing_size(name) if asked is None else asked
 
     def flight(self, number: int, request: int) -> tuple[bytes, int] | None:
         """(name, size) of the chunk asked under `request` on this link, None when there is no such request."""
