@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 
 from ...errors import DaemonError, UnreachableError
+from ...exits import Exit
 from ..gateway.choice import Applied
 from ..gateway.stamp import Members
 
@@ -24,13 +25,19 @@ MAX_SAID: Final = 300
 class EngineError(DaemonError):
     """The engine did not do as it was told."""
 
+    exit = Exit.REFUSED
+
 
 class EngineGoneError(EngineError, UnreachableError):
     """Nobody answers at the engine's address, or the connection broke."""
 
+    exit = Exit.NOT_RUNNING
+
 
 class EngineHungError(EngineError):
     """The engine did not answer in time."""
+
+    exit = Exit.TIMEOUT
 
 
 class EngineRefusedError(EngineError):

@@ -15,6 +15,7 @@ from ...exits import Exit
 class GatewayError(DaemonError):
     """A request that is answered by the gateway itself. The class's name without "Error" is its stable `type`."""
 
+    exit = Exit.REFUSED
     status: ClassVar[int] = 500
     retry_after_s: ClassVar[int | None] = None
 
