@@ -48,6 +48,7 @@ class Traffic:
         self._recent_bytes = 0
         self._pending_bytes = 0
         self._paused_until_s = 0.0
+        self._looking_again = False
 
     def close(self) -> None:
         """Let the threads end."""
@@ -74,7 +75,7 @@ class Traffic:
         wait_s = self._download.book(size, now_s)
         if wait_s:
             self._paused_until_s = now_s + wait_s
-            asyncio.get_running_loop().call_later(wait_s, self._read_on)
+            asyncio.get_running_loop().call_later(wait_s + _TIMER_SLACK_S, self._read_on)
         if wait_s or self._pending_bytes > self._memory_limit // 4:
             for lane in self._lanes():
                 lane.pause_reading()
@@ -104,7 +105,16 @@ class Traffic:
 
     def _read_on(self) -> None:
         """Let lanes read again, once the store has caught up and the download limit allows."""
-        calm = self._pending_bytes <= self._memory_limit // 8
-        if calm and time.monotonic() >= self._paused_until_s - _TIMER_SLACK_S:
+        early_s = self._paused_until_s - time.monotonic()
+        if early_s > 0:  # an event loop's timer may fire a little before its time: look again, or nobody ever would
+            if not self._looking_again:
+                self._looking_again = True
+                asyncio.get_running_loop().call_later(early_s + _TIMER_SLACK_S, self._look_again)
+            return
+        if self._pending_bytes <= self._memory_limit // 8:
             for lane in self._lanes():
                 lane.resume_reading()
+
+    def _look_again(self) -> None:
+        self._looking_again = False
+        self._read_on()
