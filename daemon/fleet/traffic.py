@@ -75,7 +75,7 @@ class Traffic:
         wait_s = self._download.book(size, now_s)
         if wait_s:
             self._paused_until_s = now_s + wait_s
-            asyncio.get_running_loop().call_later(wait_s + _TIMER_SLACK_S, self._read_on)
+            self._read_on()  # too early: looks again when the time has come
         if wait_s or self._pending_bytes > self._memory_limit // 4:
             for lane in self._lanes():
                 lane.pause_reading()
@@ -106,7 +106,7 @@ class Traffic:
     def _read_on(self) -> None:
         """Let lanes read again, once the store has caught up and the download limit allows."""
         early_s = self._paused_until_s - time.monotonic()
-        if early_s > 0:  # an event loop's timer may fire a little before its time: look again, or nobody ever would
+        if early_s > 0:  # also when a timer fires a little before its time: look again, or nobody ever would
             if not self._looking_again:
                 self._looking_again = True
                 asyncio.get_running_loop().call_later(early_s + _TIMER_SLACK_S, self._look_again)
