@@ -12,7 +12,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +22,7 @@ import structlog
 from ..protocol.errors import BaseMismatchError, ProtocolError
 from ..protocol.ids import short
 from ..protocol.layout import Layout
-from ..protocol.manifest import Head, Manifest, Transition
-from ..storage.base import BaseSource, verify_base
-from ..storage.building import Building
+from ..protocol.manifest import Head, Transition
 from ..storage.chunks import ChunkStore
 from ..storage.errors import (
     ChunkCorruptError,
@@ -34,10 +31,11 @@ from ..storage.errors import (
     SlotsBusyError,
     StorageError,
 )
-from ..storage.rebuild import ByteSource
 from ..storage.slots import Slot, StreamSlots
 from .fleet.fleet import Fleet
-from .transition import chunk_readers, read_digests, read_layout
+from .local_base import LocalBase
+from .rebuilding import Rebuilder
+from .transition import read_digests, read_layout
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -83,18 +81,15 @@ class Replica:
         self.rebuilding: int | None = None
         self._fleet = fleet
         self._store = store
-        self._verify_first = verify_first
+        self._rebuilder = Rebuilder(slots, store, threads=threads, verify_first=verify_first)
         self._min_interval_s = min_interval_s
         self._rested_at_s = 0.0  # monotonic: when the next version may be built
         self._threads = threads
-        self._base_path = base
-        self._base: BaseSource | None = None
-        self._bases_tried: set[bytes] = set()
+        self._base = LocalBase(stream, base, fleet.view, store, threads)
         self._route: tuple[Transition, ...] | None = None
         self._behind: tuple[Transition, ...] = ()
         self._retry: asyncio.TimerHandle | None = None
         self._doubted: bytes | None = None  # the attempt that was contradicted last, all slots being right
-        self._contradicted: Transition | None = None  # the leg whose bytes did not fit what it was applied to
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -201,17 +196,17 @@ class Replica:
 
     def head_moved(self) -> None:
         """The manifest of a newer head has come: it may be the base itself, to which no route leads."""
-        if self._base is not None:
+        if self._base.source is not None:
             self._wake.set()
 
     def _waits_for_base(self) -> bool:
-        return self._base_path is not None and self._base is None and not self.slots.slots()
+        return self._base.is_open and not self.slots.slots()
 
     def _hold(self) -> None:
         # What waits for its verification after a reboot counts: steps from there are fetched meanwhile.
         held = {slot.manifest for slot in self.slots.slots() if not slot.withdrawn}
-        if self._base is not None:
-            held.add(self._base.manifest)
+        if self._base.source is not None:
+            held.add(self._base.source.manifest)
         self._fleet.hold(self.stream, frozenset(held), lists_first=self._waits_for_base())
 
     # -- the task -------------------------------------------------------------------------------------------
@@ -270,50 +265,18 @@ class Replica:
         self._retry = self._loop.call_later(retry_s, self._wake.set)
 
     async def _compare_base(self) -> None:
-        """Hold the local base against every version whose lists are here, until one is the same."""
-        base_path = self._base_path
-        if base_path is None or not self._waits_for_base():
-            return
-        for transition in self._fleet.view.listed(self.stream):
-            if transition.attempt in self._bases_tried:
-                continue
-            self._bases_tried.add(transition.attempt)
-            try:
-                self._base = await asyncio.to_thread(self._verify_base, base_path, transition)
-            except (ChunkMissingError, ChunkCorruptError):
-                self._bases_tried.discard(transition.attempt)  # it says nothing about the base: fetched again
-                raise
-            except StorageError as error:
-                _log.info("base does not serve", stream=self.stream, version=transition.version, reason=str(error))
-                continue
-            _log.info("base serves", stream=self.stream, version=transition.version, base=str(base_path))
-            break
-        if self._base is None and self._fleet.view.lists_pending(self.stream):
-            return
-        if self._base is None:
-            self._base_path = None  # every version was compared: fetch from nothing
-        self._hold()
+        """Find out which version the local base is."""
+        if self._waits_for_base() and await self._base.compare():
+            self._hold()
 
     async def _serve_base(self) -> None:
         """Commit a copy of the base when it is the head: no route leads where one is already."""
-        base, head = self._base, self._fleet.swarm.gossip.head(self.stream)
+        base, head = self._base.source, self._fleet.swarm.gossip.head(self.stream)
         if base is None or head is None or self.slots.slots() or self._fleet.view.manifest(base.manifest) != head:
             return
-        slot = await _finish(asyncio.to_thread(self._copy_base, base, head))
+        slot = await _finish(asyncio.to_thread(self._rebuilder.copy, base, head))
         _log.info("committed", stream=self.stream, version=slot.version, manifest=short(slot.manifest))
         self.committed(slot)
-
-    def _copy_base(self, base: BaseSource, manifest: Manifest) -> Slot:
-        building = self.slots.begin(base.layout, base)
-        try:
-            return building.commit(manifest.epoch, manifest.version, base.manifest, manifest.label, proven=False)
-        except BaseException:
-            building.abort()
-            raise
-
-    def _verify_base(self, path: Path, transition: Transition) -> BaseSource:
-        layout, digests = read_layout(self._store, transition), read_digests(self._store, transition)
-        return verify_base(path, layout, digests, transition.target, threads=self._threads)
 
     async def _follow(self, route: Sequence[Transition]) -> None:
         """Rebuild and commit the version that `route` leads to."""
@@ -323,7 +286,7 @@ class Replica:
             return
         self.rebuilding = manifest.version
         try:
-            slot = await _finish(asyncio.to_thread(self._rebuild, route, manifest))
+            slot = await _finish(asyncio.to_thread(self._rebuilder.rebuild, route, manifest, self._base.source))
         except (BaseMismatchError, ProofFailedError):
             await self._blame(route[0].source)
             self._hold()
@@ -351,56 +314,16 @@ class Replica:
         self._behind = tuple(route)
         self._wake.set()
 
-    def _rebuild(self, route: Sequence[Transition], manifest: Manifest) -> Slot:
-        building = self._apply(route, self._source(route[0].source))
-        try:
-            proven = self._prove(building, route[-1]) if self._verify_first else False
-            return building.commit(manifest.epoch, manifest.version, route[-1].target, manifest.label, proven=proven)
-        except BaseException:
-            building.abort()
-            raise
-
-    def _source(self, manifest: bytes) -> Slot | ByteSource | None:
-        if not manifest:
-            return None
-        slot = self.slots.find(manifest)
-        if slot is not None:
-            return slot
-        if self._base is not None and self._base.manifest == manifest:
-            return self._base
-        raise StorageError(f"version {short(manifest)}, from which the route starts, is not here any more")
-
-    def _apply(self, route: Sequence[Transition], source: Slot | ByteSource | None) -> Building:
-        building = self.slots.begin(read_layout(self._store, route[0]), source)
-        try:
-            with ThreadPoolExecutor(self._threads, thread_name_prefix="apply") as pool:
-                for leg in route:
-                    self._contradicted = leg
-                    building.advance(read_layout(self._store, leg))
-                    # Results are consumed as they come, so that the first failure stops the leg.
-                    for _ in pool.map(lambda read: building.apply(read()), chunk_readers(self._store, leg)):
-                        pass
-        except BaseException:
-            building.abort()
-            raise
-        return building
-
-    def _prove(self, building: Building, leg: Transition) -> bool:
-        if building.digests(self._threads) != read_digests(self._store, leg):
-            raise ProofFailedError(
-                f"{self.stream} version {leg.version} was rebuilt to other bytes than the trainer's: not committed"
-            )
-        return True
-
     async def _blame(self, start: bytes) -> None:
         """What was built from `start` contradicts the trainer: a slot is damaged, or the transition is bad."""
         digests = await self.digests_of(start) if start else b""
         if digests is None:
             return  # nothing to judge by: it is tried again
-        if await asyncio.to_thread(self._damage, start, digests) or self._contradicted is None:
+        leg = self._rebuilder.applying
+        if await asyncio.to_thread(self._damage, start, digests) or leg is None:
             return
         # Giving the spare back may have mended it, so only a second time speaks against the transition.
-        attempt, before = self._contradicted.attempt, self._doubted
+        attempt, before = leg.attempt, self._doubted
         self._doubted = attempt
         if attempt == before:
             self._fleet.mark_bad(self.stream, attempt)
@@ -432,7 +355,7 @@ class Replica:
     @property
     def compares_base(self) -> bool:
         """Whether a local base may save the first transfer yet."""
-        return self._base is not None or self._waits_for_base()
+        return self._base.source is not None or self._waits_for_base()
 
     async def _make_twin(self) -> None:
         """Bring the slot behind to the committed version."""
@@ -441,34 +364,10 @@ class Replica:
         if current is None or self.slots.count < 2 or current.manifest != route[-1].target:
             return
         try:
-            await _finish(asyncio.to_thread(self._twin, route, current))
+            await _finish(asyncio.to_thread(self._rebuilder.twin, route, current))
         except SlotsBusyError:
             self._behind = route  # a leased slot is brought up to date when its reader lets go
         self._notify()
-
-    def _twin(self, route: Sequence[Transition], current: Slot) -> None:
-        building = self._advanced(route)
-        if building is None:
-            building = self.slots.begin(current.layout, current)
-        try:
-            building.commit_twin(current.epoch, current.version, current.manifest, current.label, proven=False)
-        except BaseException:
-            building.abort()
-            raise
-
-    def _advanced(self, route: Sequence[Transition]) -> Building | None:
-        """The slot behind with the route applied; None when there is none, or it does not serve: then copy."""
-        behind = self.slots.find(route[0].source) if route[0].source else None
-        if behind is None:
-            return None
-        try:
-            return self._apply(route, behind)
-        except BaseMismatchError as error:
-            _log.warning("the slot behind is damaged", stream=self.stream, version=behind.version, reason=str(error))
-            self.slots.withdraw(behind)
-        except (ChunkMissingError, ChunkCorruptError) as error:
-            _log.info("the slot behind is copied", stream=self.stream, reason=str(error))
-        return None
 
     def withdraw(self, slot: Slot) -> Slot:
         """Stop serving a damaged slot, and cut its readers off. Called in a thread."""

@@ -7,7 +7,7 @@ from daemon.single import Single, head_of, member_of, short_path, until
 from support.streams import model, read_tree, write_tree
 from support.versions import Publisher
 
-from patchswarm.daemon import making, node, replica
+from patchswarm.daemon import making, node, rebuilding, replica
 from patchswarm.daemon.fleet.record import OwnRecord
 from patchswarm.protocol.effects import Dropped, StreamKnown
 from patchswarm.storage.errors import CatalogError, SlotsBusyError
@@ -91,9 +91,9 @@ async def test_a_transition_that_contradicts_a_whole_base_is_marked_bad_and_not_
     (parent,) = [slot for slot in slots_of(head, 1) if not slot.twin]
     spoil(parent.path / "model-00001.safetensors")
     monkeypatch.setattr(making.Making, "_parent_digests", lambda self: b"")  # a head that does not check its parent
-    rebuilds, rebuild = [], replica.Replica._rebuild
+    rebuilds, rebuild = [], rebuilding.Rebuilder.rebuild
     monkeypatch.setattr(
-        replica.Replica, "_rebuild", lambda self, *legs: (rebuilds.append(legs), rebuild(self, *legs))[1]
+        rebuilding.Rebuilder, "rebuild", lambda self, *legs: (rebuilds.append(legs), rebuild(self, *legs))[1]
     )
     made = await published(head, root, 1)
     following = member.fleet.swarm.fetch.routing.following[STREAM]
