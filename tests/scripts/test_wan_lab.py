@@ -1,9 +1,13 @@
 """The WAN lab's model of links, and a small lab with real TCP in it where there can be one."""
 
+import contextlib
+import os
+import resource
 import socket
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from wanlab.baselines import gateways, mesh
@@ -135,6 +139,18 @@ def test_every_pair_is_connected_once_and_gateways_alone_face_other_sites():
     assert len(dialled) == 3 * 3 + 3
 
 
+@pytest.fixture
+def many_open_files():
+    """More than select takes: what a long test run may hold when it starts a lab."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(1100, most - 100)
+    with contextlib.ExitStack() as files:
+        for _ in range(wanted):
+            files.enter_context(Path(os.devnull).open("rb"))
+        yield
+
+
+@pytest.mark.usefixtures("many_open_files")
 @pytest.mark.skipif(bool(missing()), reason=f"the WAN lab needs {missing()}")
 def test_real_tcp_runs_over_the_lab_and_nothing_of_it_is_left():
     plan = three_sites(wan=40 * MBIT, access=100 * MBIT, delays_s=(0.01, 0.02, 0.03))

@@ -128,9 +128,16 @@ def plan_of(document: dict[str, Any]) -> Plan:
     )
 
 
+def _renumbered(descriptor: int) -> int:
+    """The same file under the lowest free number: whoever started the hub may hold more files than select takes."""
+    low = os.dup(descriptor)
+    os.close(descriptor)
+    return low
+
+
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
-    devices = [int(number) for number in sys.argv[2].split(",")]
+    control = socket.socket(fileno=_renumbered(int(sys.argv[1])))
+    devices = [_renumbered(int(number)) for number in sys.argv[2].split(",")]
     plan = plan_of(json.loads(sys.stdin.read()))
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
