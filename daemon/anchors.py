@@ -31,8 +31,10 @@ from ..storage.files import Files
 from ..storage.held import HeldSlot
 from ..storage.slots import Slot
 from .config import Stream
-from .making import MAX_CHUNK_BYTES, MIN_JOB_BYTES, Desk, Signed, signed, stoppable
+from .desk import Desk, Signed, signed
+from .making import MAX_CHUNK_BYTES, MIN_JOB_BYTES
 from .replica import Replica
+from .threads import stoppable
 from .transition import read_digests, read_layout
 
 _log: Final = structlog.get_logger(__name__)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ..protocol.codec.chunk import CodecOptions
 from ..protocol.ids import digest, short
 from ..protocol.manifest import (
     BlobRef,
@@ -35,18 +33,16 @@ from ..protocol.manifest import (
 )
 from ..protocol.messages import ObjectKind
 from ..protocol.roster import build_roster
-from ..protocol.seal import INDEX_ENTRY, ChunkSealer, seal_blob
-from ..protocol.signed import Signable, object_digest, sign
+from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.building import Building
-from ..storage.catalog import Catalog
 from ..storage.checkpoint import Source
-from ..storage.chunks import ChunkStore
 from ..storage.diff import Diff, DiffResult, Parent
 from ..storage.errors import SlotsBusyError, StorageError
 from ..storage.slots import Slot
-from .fleet.fleet import Fleet
+from .desk import Desk, Signed, signed
 from .pages import Pages
 from .replica import Replica
+from .threads import hand_over, owned, stoppable
 from .transition import read_digests
 
 _log: Final = structlog.get_logger(__name__)
@@ -58,36 +54,6 @@ MIN_JOB_BYTES: Final = 4 * 1024 * 1024
 MAX_JOB_BYTES: Final = 64 * 1024 * 1024
 FIRST_PATCH_SHARE: Final = 1 / 150
 """Guess of a step's patch over the full size, before any step has been measured."""
-
-Signed = tuple[ObjectKind, bytes, bytes]
-"""Kind, digest and signed bytes of an object."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What making versions takes."""
-
-    fleet: Fleet
-    store: ChunkStore
-    catalog: Catalog
-    codec: CodecOptions
-    memory_limit: int
-    threads: int
-
-    def announce(self, objects: list[Signed]) -> None:
-        """Make signed objects durable, then give them to the fleet."""
-        self.catalog.put_objects(objects)
-        for kind, _, data in objects:
-            self.fleet.publish(kind, data)
-
-    def keep_blob(self, data: bytes) -> BlobRef:
-        """Seal a list under a fresh key and store its chunks, durably."""
-        ref, pieces = seal_blob(data, secrets.token_bytes(32))
-        for (name, _), piece in zip(ref.chunks, pieces, strict=True):
-            self.store.put(name, piece, sync=True)
-        return ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +122,7 @@ class Making:
         try:
             self._layout = await asyncio.to_thread(self._layout_ref)
             if register_only:
-                building, found = await _owned(self._copy, lambda made: made[0].abort())
+                building, found = await owned(self._copy, lambda made: made[0].abort())
             else:
                 building, found = await self._encode()
         except BaseException:
@@ -232,8 +198,8 @@ class Making:
                     building,
                     self._desk.store,
                     sealer.seal,
-                    made=lambda made: _hand_over(loop, pages.add, made),
-                    advanced=lambda size: _hand_over(loop, self._advance, size),
+                    made=lambda made: hand_over(loop, pages.add, made),
+                    advanced=lambda size: hand_over(loop, self._advance, size),
                     codec=self._desk.codec,
                     job_bytes=job_bytes,
                     chunk_bytes=chunk_bytes if draft.parent is None else MAX_CHUNK_BYTES,
@@ -258,7 +224,7 @@ class Making:
         """A slot to build in. Work in the background lets go of its slots when it must."""
         while True:
             try:
-                return await _owned(
+                return await owned(
                     partial(self._replica.slots.begin, self._draft.source.layout, source), Building.abort
                 )
             except SlotsBusyError:
@@ -394,38 +360,3 @@ class Making:
             len(found.chunks),
             found.seconds | self._seconds,
         )
-
-
-def signed(kind: ObjectKind, value: Signable, key: Ed25519PrivateKey) -> Signed:
-    """A signed object with its kind and digest."""
-    data = sign(value, key)
-    return kind, object_digest(data, type(value)), data
-
-
-async def _owned(work: Callable[[], T], give_back: Callable[[T], None]) -> T:
-    """Do `work` in a thread to its end; what it made is given back when the caller was cancelled meanwhile."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):  # the cancellation is what counts now
-            await asyncio.to_thread(give_back, await working)
-        raise
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[T], None], value: T) -> None:
-    """Call `take(value)` on the event loop, from a thread; dropped once the loop is closed."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(take, value)
-
-
-async def stoppable(diff: Diff) -> DiffResult:
-    """Run the pass in a thread; a cancellation stops it and waits for its end."""
-    running = asyncio.ensure_future(asyncio.to_thread(diff.run))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        diff.stop.set()
-        with contextlib.suppress(Exception):  # the cancellation is what counts now
-            await running
-        raise

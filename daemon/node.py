@@ -28,6 +28,7 @@ from .anchors import Anchors
 from .background import in_thread
 from .blocks import BlockReader
 from .config import Config, Stream
+from .desk import Desk
 from .errors import HomeError
 from .fleet.enrol import Issuer
 from .fleet.fleet import Fleet, LocalEffect
@@ -37,7 +38,6 @@ from .home import Home
 from .joining import Joining
 from .local.api import LocalConfig, serve_local
 from .local.gateway.run import configured, keep_gateway
-from .making import Desk
 from .publisher import Publisher
 from .replica import Replica
 from .retention import Retention

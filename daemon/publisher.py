@@ -18,9 +18,10 @@ from ..protocol.messages import ObjectKind
 from ..storage.checkpoint import scan
 from ..storage.slots import Slot
 from .anchors import base_setting
+from .desk import Desk, signed
 from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.identity import Identity
-from .making import Desk, Draft, Making, Published, signed
+from .making import Draft, Making, Published
 from .replica import Replica
 
 _FIRST_EPOCH: Final = 1

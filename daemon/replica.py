@@ -8,14 +8,13 @@ lies in the slots is proven and mended by `upkeep`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 
@@ -35,6 +34,7 @@ from ..storage.slots import Slot, StreamSlots
 from .fleet.fleet import Fleet
 from .local_base import LocalBase
 from .rebuilding import Rebuilder
+from .threads import finish
 from .transition import read_digests, read_layout
 
 _log: Final = structlog.get_logger(__name__)
@@ -43,8 +43,6 @@ BUSY_RETRY_S: Final = 1.0
 FAILURE_RETRY_S: Final = 5.0
 DISK_BYTES_PER_S: Final = 1e9
 """On a disk, steps are so far apart by default that the whole model could be written in between at this rate."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +272,7 @@ class Replica:
         base, head = self._base.source, self._fleet.swarm.gossip.head(self.stream)
         if base is None or head is None or self.slots.slots() or self._fleet.view.manifest(base.manifest) != head:
             return
-        slot = await _finish(asyncio.to_thread(self._rebuilder.copy, base, head))
+        slot = await finish(asyncio.to_thread(self._rebuilder.copy, base, head))
         _log.info("committed", stream=self.stream, version=slot.version, manifest=short(slot.manifest))
         self.committed(slot)
 
@@ -286,7 +284,7 @@ class Replica:
             return
         self.rebuilding = manifest.version
         try:
-            slot = await _finish(asyncio.to_thread(self._rebuilder.rebuild, route, manifest, self._base.source))
+            slot = await finish(asyncio.to_thread(self._rebuilder.rebuild, route, manifest, self._base.source))
         except (BaseMismatchError, ProofFailedError):
             await self._blame(route[0].source)
             self._hold()
@@ -364,7 +362,7 @@ class Replica:
         if current is None or self.slots.count < 2 or current.manifest != route[-1].target:
             return
         try:
-            await _finish(asyncio.to_thread(self._rebuilder.twin, route, current))
+            await finish(asyncio.to_thread(self._rebuilder.twin, route, current))
         except SlotsBusyError:
             self._behind = route  # a leased slot is brought up to date when its reader lets go
         self._notify()
@@ -384,14 +382,3 @@ class Replica:
 
 def _head(slot: Slot) -> Head:
     return Head(slot.stream, slot.epoch, slot.version, slot.manifest)
-
-
-async def _finish(work: Awaitable[T]) -> T:
-    """Await work in a thread to its end even when cancelled, so that nothing is left half-built behind our back."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):  # the cancellation is what counts now
-            await task
-        raise
