@@ -244,6 +244,8 @@ class Node:
             for replica in list(self.replicas.values()):
                 with _going_on("old chunks not deleted"):
                     await self._retention.run(replica)
+            with _going_on("chunks that belong to nothing not deleted"):
+                await self._retention.sweep()
 
     async def _tending(self, replica: Replica) -> None:
         """After each commit: delete what is over the limits."""

@@ -29,6 +29,11 @@ from .transition import chunk_names
 
 _log: Final = structlog.get_logger(__name__)
 
+SWEEP_S: Final = 600.0
+"""So long after the start, chunks that belong to nothing known may still turn out to belong to something."""
+
+SWEEP_CHUNKS: Final = 256
+
 
 def entry_routes(transitions: Iterable[Transition], head: bytes) -> set[bytes]:
     """Attempts on the cheapest ways to `head` from nothing and from each base: the ways in that must stay complete."""
@@ -65,10 +70,16 @@ def surplus(
     return sorted(gone, key=lambda each: (each.epoch, each.version))
 
 
-def delete_chunks(store: ChunkStore, gone: Iterable[Transition], kept: Iterable[Transition]) -> int:
-    """Delete the chunks of `gone` that none of `kept` names; returns how many. Blocking."""
-    doomed: set[bytes] = set()
+def delete_chunks(
+    store: ChunkStore, gone: Iterable[Transition], kept: Iterable[Transition], named: Iterable[bytes] = ()
+) -> int:
+    """Delete the chunks of `gone` that none of `kept` names; returns how many. Blocking.
+
+    `named` are chunks of `gone` that are known otherwise: pages named them, and the index never came.
+    """
+    doomed = set(named)
     for transition in gone:
+        doomed.update(_list_names(transition))
         try:
             doomed.update(chunk_names(store, transition))
         except (StorageError, SealError) as error:
@@ -76,10 +87,15 @@ def delete_chunks(store: ChunkStore, gone: Iterable[Transition], kept: Iterable[
     for transition in kept:
         if not doomed:
             break
-        doomed.difference_update(name for part in transition.parts for ref in part.blobs for name, _ in ref.chunks)
-    for name in doomed:
+        doomed.difference_update(_list_names(transition))
+    here = [name for name in doomed if store.has(name)]
+    for name in here:
         store.remove(name)
-    return len(doomed)
+    return len(here)
+
+
+def _list_names(transition: Transition) -> list[bytes]:
+    return [name for part in transition.parts for ref in part.blobs for name, _ in ref.chunks]
 
 
 class Retention:
@@ -91,6 +107,8 @@ class Retention:
         self._publisher = publisher
         self._limits = Limits(storage.retain_versions, storage.retain_bytes or None, storage.retain_age_s or None)
         self._since: dict[str, dict[bytes, float]] = {}
+        self._unclaimed = set(store.names())  # by what this daemon knows of; found in the store when it started
+        self._began_s = time.monotonic()
 
     async def run(self, replica: Replica) -> None:
         """Delete what is over the limits in one stream."""
@@ -119,8 +137,37 @@ class Retention:
         # The lists of what the slots hold stay: they are what the slots are verified by.
         held = {slot.manifest for slot in replica.slots.slots()}
         kept = [each for each in known if each not in gone or each.target in held]
-        count = await asyncio.to_thread(delete_chunks, self._store, gone, kept)
+        series = self._fleet.swarm.fetch.stock.series
+        named = [name for each in gone for name, _ in series[each.attempt].chunks.values()]
+        count = await asyncio.to_thread(delete_chunks, self._store, gone, kept, named)
         for each in gone:
             self._fleet.forget_chunks(each.attempt)
         if count:
             _log.info("old chunks deleted", stream=stream, transitions=len(gone), chunks=count)
+
+    async def sweep(self, *, at_once: bool = False) -> None:
+        """Delete chunks of an earlier run that nothing names: of publishes and downloads that a crash cut short.
+
+        They are of no use once every stream is at its head; whatever happens after SWEEP_S, or `at_once`.
+        """
+        if not self._unclaimed or not (at_once or self._is_settled() or time.monotonic() > self._began_s + SWEEP_S):
+            return
+        stock, count = self._fleet.swarm.fetch.stock, 0
+        while self._unclaimed:
+            some = [self._unclaimed.pop() for _ in range(min(SWEEP_CHUNKS, len(self._unclaimed)))]
+            # Asked anew for each few: what is wanted of them meanwhile stays.
+            lost = [name for name in some if not stock.is_named(name)]
+            count += await asyncio.to_thread(delete_chunks, self._store, (), (), lost)
+        if count:
+            _log.info("chunks that belong to nothing deleted", chunks=count)
+
+    def _is_settled(self) -> bool:
+        """Whether every stream is at its head, and every index in the store has been read."""
+        fetch = self._fleet.swarm.fetch
+        following = fetch.routing.following.values()
+        series = [each for each in fetch.stock.series.values() if each.transition and not each.missing_meta()]
+        return (
+            bool(following)
+            and all(each.route == () for each in following)
+            and all(each.named == each.expected() for each in series)
+        )

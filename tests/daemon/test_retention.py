@@ -103,7 +103,15 @@ def test_a_transition_whose_index_is_not_here_is_no_obstacle(store, versions):
     index = versions[0].transition.parts[0].index
     store.remove(index.chunks[0][0])
     delete_chunks(store, [versions[0].transition, versions[1].transition], [])
-    assert not any(store.has(name) for name in versions[1].chunks)
+    assert not any(store.has(name) for name in (*versions[1].chunks, *versions[0].lists))
+
+
+def test_what_only_pages_named_goes_with_its_transition(store, versions):
+    old, new = versions[0], versions[1]
+    store.remove(old.transition.parts[0].index.chunks[0][0])
+    count = delete_chunks(store, [old.transition], [new.transition], old.chunks)
+    assert count == len(old.chunks) + len(old.lists) - 1
+    assert all(store.has(name) for name in new.chunks)
 
 
 def test_deleting_twice_deletes_once(store, versions):
