@@ -54,6 +54,10 @@ class NotNewerError(StorageError):
     """A commit would take the stream backwards."""
 
 
+class LoadInFullError(StorageError):
+    """Two versions that no delta leads between: tensors came, went or changed their shape, or too much has changed."""
+
+
 class UnknownLeaseError(StorageError):
     """No such lease was ever given."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +139,10 @@ def dense_values(record: Record, pieces: list[SlotPiece]) -> NDArray[Any]:
     return values
 
 
-def apply_chunk(data: bytes | bytearray | memoryview, resolve: Resolve) -> AppliedChunk:
-    """Write a chunk's changes through the views that `resolve` gives.
+def apply_chunk(
+    data: bytes | bytearray | memoryview, resolve: Resolve, regions: Container[int] | None = None
+) -> AppliedChunk:
+    """Write a chunk's changes through the views that `resolve` gives; with `regions`, of the records that touch those.
 
     BaseMismatchError when a record was made against other old values, CodecError for malformed bytes; records before
     the one at fault have been written then, and `covered_ranges` says what to restore.
@@ -150,6 +153,8 @@ def apply_chunk(data: bytes | bytearray | memoryview, resolve: Resolve) -> Appli
     done = AppliedChunk()
     while not reader.done:
         record = reader.record(tables)
+        if not _touches(record, regions):
+            continue
         order = order_of(record.kind)
         pieces = slot_pieces(record.segments, resolve, order)
         if record.type == SPARSE:
@@ -174,11 +179,22 @@ def apply_chunk(data: bytes | bytearray | memoryview, resolve: Resolve) -> Appli
     return done
 
 
-def covered_ranges(data: bytes | bytearray | memoryview) -> list[tuple[int, int, int]]:
-    """(region, byte offset, byte size) of every range that the chunk's records may write, without decoding them."""
+def covered_ranges(
+    data: bytes | bytearray | memoryview, regions: Container[int] | None = None
+) -> list[tuple[int, int, int]]:
+    """(region, byte offset, byte size) of every range that the chunk's records may write, without decoding them.
+
+    With `regions`, of the records that touch those.
+    """
     reader = Reader(data)
     tables = reader.tables()
     ranges: list[tuple[int, int, int]] = []
     while not reader.done:
-        ranges += reader.record(tables).segments
+        record = reader.record(tables)
+        if _touches(record, regions):
+            ranges += record.segments
     return ranges
+
+
+def _touches(record: Record, regions: Container[int] | None) -> bool:
+    return regions is None or any(segment.region in regions for segment in record.segments)
