@@ -100,16 +100,25 @@ def peers(*, as_json: bool, home: Home, socket: Path | None) -> None:
 
 @click.command()
 @options.stream
+@click.option("--label", metavar="LABEL", help="Only versions with exactly this label.")
 @options.json
 @options.home
 @options.socket
-def versions(*, stream: str, as_json: bool, home: Home, socket: Path | None) -> None:
-    """Show a stream's versions on this node, newest first."""
+def versions(*, stream: str, label: str | None, as_json: bool, home: Home, socket: Path | None) -> None:
+    """Show a stream's versions on this node, newest first.
+
+    With --label, exit code 7 when there is none.
+    """
     import time
 
+    from .local.errors import UnknownVersionError
     from .units import format_size
 
     known = _client(home, socket).versions(stream)
+    if label is not None:
+        known = [version for version in known if version.label == label]
+        if not known:
+            raise UnknownVersionError(f"no version of {stream!r} is labelled {label!r}; without --label all are shown")
     if as_json:
         console.print_json({"versions": known})
         return

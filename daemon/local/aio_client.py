@@ -84,6 +84,21 @@ class AsyncClient:
                 if deadline is not None and time.monotonic() >= deadline:
                     return None
 
+    async def find(self, stream: str, label: str, timeout_s: float = 0.0) -> VersionInfo | None:
+        """The newest version with a label that was committed here, or None when there is none after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = max(0.0, min(LONG_POLL_S, deadline - time.monotonic()))
+            query = {"label": label, "wait": left}
+            try:
+                path = stream_path(stream, "version")
+                return await self._connection.call(
+                    "GET", path, VersionInfo, query=query, timeout_s=left + self._timeout_s
+                )
+            except VersionNotReadyError:
+                if time.monotonic() >= deadline:
+                    return None
+
     async def follow(self, stream: str) -> AsyncIterator[VersionInfo]:
         """The current version, then each newer one as it is committed, without end; some may be skipped."""
         version = await self.wait(stream)

@@ -98,6 +98,29 @@ class Client:
                 if deadline is not None and time.monotonic() >= deadline:
                     return None
 
+    def find(self, stream: str, label: str, timeout_s: float = 0.0) -> VersionInfo | None:
+        """The newest version with a label that was committed here, or None when there is none after `timeout_s`.
+
+        Its `path` is None when its bytes have made way for a newer version's.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = max(0.0, min(LONG_POLL_S, deadline - time.monotonic()))
+            query = {"label": label, "wait": left}
+            try:
+                with self._address.exchange(
+                    "GET", stream_path(stream, "version"), query=query, timeout_s=left + self._timeout_s
+                ) as response:
+                    return read_json(response, VersionInfo)
+            except VersionNotReadyError:
+                if time.monotonic() >= deadline:
+                    return None
+
+    def tensor_list(self, stream: str, version: int | None = None) -> TensorList:
+        """Names, dtypes, shapes and places of a version's tensors, of the current version without a number."""
+        number = "current" if version is None else version
+        return self._get(stream_path(stream, "versions", number, "tensors"), TensorList)
+
     def follow(self, stream: str) -> Iterator[VersionInfo]:
         """The current version, then each newer one as it is committed, without end; some may be skipped."""
         version = self.wait(stream)

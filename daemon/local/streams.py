@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -36,12 +37,14 @@ STREAM: Final = "/v1/streams/{stream}"
 class VersionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Query of GET …/version: wait up to `wait` seconds until the current version is at least `min`.
 
-    With `epoch`, until (epoch, version) is at least (`epoch`, `min`).
+    With `epoch`, until (epoch, version) is at least (`epoch`, `min`). With `label` it is the newest version with that
+    label that the current one is or has superseded, `min` and `epoch` bounding it from below.
     """
 
     min: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)] = 0
     wait: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)] = 0.0
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)] | None = None
+    label: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 
 class StreamEndpoints:
@@ -61,7 +64,7 @@ class StreamEndpoints:
             Endpoint(
                 "GET",
                 STREAM + "/version",
-                "The current version; with min and wait, as soon as it is at least that",
+                "The current version; with min and wait, once it is at least that; with label, the newest with it",
                 self.version,
                 VersionQuery,
                 Nothing,
@@ -132,6 +135,8 @@ class StreamEndpoints:
     async def version(self, call: Call[VersionQuery, Nothing]) -> VersionInfo:
         """GET …/version. A wait in vain is a problem, so that `curl -f` and every other client notice it."""
         query = call.query
+        if query.label is not None:
+            return await find_label(self._service, call.stream, query)
         found = await self._service.wait(call.stream, query.min, query.wait, epoch=query.epoch)
         if found is not None:
             return found
@@ -163,3 +168,28 @@ class StreamEndpoints:
     async def verify(self, call: Call[Nothing, VerifyRequest]) -> VerifyReport:
         """POST …/verify."""
         return VerifyReport(await self._service.verify(call.stream, repair=call.body.repair))
+
+
+async def find_label(service: LocalService, stream: str, query: VersionQuery) -> VersionInfo:
+    """The newest version with a label, as soon as there is one here. Raises VersionNotReadyError after `query.wait`."""
+    deadline = time.monotonic() + query.wait
+    at_least, epoch = 0, None
+    while True:
+        current = await service.wait(stream, at_least, max(0.0, deadline - time.monotonic()), epoch=epoch)
+        if current is None:
+            raise VersionNotReadyError(
+                f"stream {stream!r} has no version labelled {query.label!r} here after {query.wait:g} s: is it the "
+                "label that was published?",
+                current=service.status(stream).current,
+            )
+        for version in await service.versions(stream):
+            passed = (version.epoch, version.version) <= (current.epoch, current.version)
+            if version.label == query.label and passed and _is_at_least(version, query):
+                return version
+        at_least, epoch = current.version + 1, current.epoch
+
+
+def _is_at_least(version: VersionInfo, query: VersionQuery) -> bool:
+    if query.epoch is None:
+        return version.version >= query.min
+    return (version.epoch, version.version) >= (query.epoch, query.min)

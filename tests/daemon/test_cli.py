@@ -348,6 +348,13 @@ def test_versions_are_a_table(run, fake, monkeypatch):
     assert json.loads(run("versions", "--stream", "qwen", "--json").stdout)["versions"][0]["version"] == 7
 
 
+def test_versions_are_found_by_their_label(run, fake):
+    found = json.loads(run("versions", "--stream", "qwen", "--label", "step 700", "--json").stdout)["versions"]
+    assert [version["version"] for version in found] == [7]
+    missing = run("versions", "--stream", "qwen", "--label", "step 7", code=Exit.NOT_FOUND)
+    assert "labelled 'step 7'" in missing.stderr
+
+
 def test_commands_find_the_socket_of_the_home_or_the_one_they_are_given(run, fake, head, tmp_path):
     run("peers")
     assert fake.socket == head.home.root / "patchswarm.sock"

@@ -119,7 +119,9 @@ class MemoryService:
             [PublishRequest, Callable[[PublishProgress], None]], asyncio.Future[PublishResult]
         ] = _no_publishing
 
-    async def commit(self, version: int, *, proven: bool = True, more: dict[str, bytes] | None = None) -> None:
+    async def commit(
+        self, version: int, *, proven: bool = True, more: dict[str, bytes] | None = None, label: str | None = None
+    ) -> None:
         """Commit a version with `write_checkpoint`'s files and `more`."""
         path = self.root / STREAM / f"v{version}"
         write_checkpoint(path, version)
@@ -130,7 +132,7 @@ class MemoryService:
             stream=STREAM,
             epoch=self.epoch,
             version=version,
-            label=f"step {version}",
+            label=f"step {version}" if label is None else label,
             manifest=digest(layout.encode() + bytes([version, self.epoch])).hex(),
             size_bytes=layout.size,
             proven=proven,

@@ -150,3 +150,13 @@ async def test_over_tcp_the_token_opens_the_door(api):
             await client.ready()
     with pytest.raises(BadInputError):
         AsyncClient("https://localhost:1")
+
+
+async def test_a_version_is_found_by_its_label(api, client):
+    api.commit(1, label="first")
+    assert (await client.find(STREAM, "first")).version == 1
+    assert await client.find(STREAM, "second") is None
+    waiting = asyncio.create_task(client.find(STREAM, "second", 60))
+    await until(api, lambda service: service.waiters == 1)
+    api.commit(2, label="second")
+    assert (await waiting).version == 2

@@ -52,6 +52,25 @@ def test_it_tells_what_the_node_tells(api, client):
     assert client.ready().ready
 
 
+def test_a_version_is_found_by_its_label(api, client):
+    api.commit(1, label="first")
+    api.commit(2)
+    assert client.find(STREAM, "first").version == 1
+    assert client.find(STREAM, "second") is None
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.find, STREAM, "third", 60)
+        api.wait_for(lambda service: service.waiters == 1)
+        api.commit(3, label="third")
+        assert waiting.result(30).version == 3
+
+
+def test_tensors_are_listed_without_reading_them(api, client):
+    api.commit(1)
+    listed = {tensor.name: (tensor.dtype, tensor.shape) for tensor in client.tensor_list(STREAM).tensors}
+    assert listed["model.embed/weight"] == ("BF16", [64, 33])
+    assert client.tensor_list(STREAM, 1).version.version == 1
+
+
 def test_a_node_that_is_not_ready_is_an_answer_not_an_error(api, client):
     api.service.reasons = ["far behind"]
     assert client.ready().reasons == ["far behind"]

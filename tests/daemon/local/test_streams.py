@@ -177,3 +177,40 @@ def test_leasing_a_version_that_is_not_here_is_a_problem(api):
     api.commit(1)
     answer = api.ask("POST", "/v1/streams/qwen/leases", {"version": 2})
     assert (answer.status, answer.problem) == (404, "unknown-version")
+
+
+def test_a_label_finds_the_newest_version_that_has_it(api):
+    for version, label in ((1, "step 10"), (2, "step 20"), (3, "step 10"), (4, "step 30")):
+        api.commit(version, label=label)
+    found = api.ask("GET", "/v1/streams/qwen/version?label=step%2010").json()
+    assert (found["version"], found["label"]) == (3, "step 10")
+    assert api.ask("GET", "/v1/streams/qwen/version?label=step%2020&min=2").json()["version"] == 2
+
+
+def test_a_label_that_nobody_published_is_a_problem_that_names_it(api):
+    api.commit(1)
+    answer = api.ask("GET", "/v1/streams/qwen/version?label=step%209")
+    assert (answer.status, answer.problem) == (404, "version-not-ready")
+    assert "'step 9'" in answer.json()["detail"]
+    assert answer.json()["context"]["current"]["version"] == 1
+    older = api.ask("GET", "/v1/streams/qwen/version?label=step%201&min=2")
+    assert older.problem == "version-not-ready", "min bounds a label from below"
+    assert api.ask("GET", "/v1/streams/qwen/version?label=").problem == "invalid-request"
+
+
+def test_a_label_can_be_waited_for(api):
+    api.commit(1, label="a")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(api.ask, "GET", "/v1/streams/qwen/version?label=c&wait=60")
+        api.wait_for(lambda service: service.waiters == 1)
+        api.commit(2, label="b")
+        api.wait_for(lambda service: service.waiters == 1)
+        api.commit(3, label="c")
+        assert waiting.result(30).json()["version"] == 3
+
+
+def test_a_version_that_is_not_committed_here_yet_is_not_found_by_its_label(api):
+    api.commit(1, label="a")
+    api.commit(2, label="b")
+    api.service.current = 1  # the manifest of 2 is known, its bytes are on their way
+    assert api.ask("GET", "/v1/streams/qwen/version?label=b").problem == "version-not-ready"
