@@ -243,7 +243,7 @@ class Making:
             draft.attempt,
             self._size,
             (OpeningPart(self._desk.fleet.node, draft.key, 0, self._layout),),
-            build_roster(self._desk.fleet.swarm.gossip.nodes, self._desk.fleet.node),
+            build_roster(self._desk.fleet.swarm.gossip.lively(), self._desk.fleet.node),
         )
         body = signed(ObjectKind.OPENING, opening, self._key)
         self._desk.announce([self._header(Subject.OPENING, body), body])

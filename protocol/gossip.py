@@ -18,13 +18,14 @@ from .ids import check_stream_name, digest, short
 from .manifest import (
     Header,
     Manifest,
-    Membership,
     NodeRecord,
     Opening,
+    Revocation,
     StreamRecord,
     Subject,
     Transition,
 )
+from .members import Member, Members, verify_membership
 from .messages import ObjectKind
 from .signed import object_digest, peek, verify
 
@@ -43,7 +44,7 @@ MAX_STREAMS: Final = 256
 MAX_NODES: Final = 20_000
 
 Body = Opening | Manifest | Transition
-Learned = StreamRecord | NodeRecord | Header | Opening | Manifest | Transition
+Learned = StreamRecord | NodeRecord | Revocation | Header | Opening | Manifest | Transition
 
 _BODY_OF: Final[dict[ObjectKind, tuple[Subject, type[Opening | Manifest | Transition]]]] = {
     ObjectKind.OPENING: (Subject.OPENING, Opening),
@@ -65,6 +66,7 @@ class Gossip:
         self._summary = b""  # empty when the set has changed since
         self._publishers: dict[tuple[str, int], bytes] = {}
         self._node_digests: dict[bytes, bytes] = {}
+        self._memberships: dict[bytes, Member] = {}
         self._headers: dict[str, dict[bytes, Header]] = {}
         self._announced: dict[bytes, Header] = {}
         self._bodies: dict[bytes, tuple[ObjectKind, bytes]] = {}
@@ -73,6 +75,7 @@ class Gossip:
         self._routes: dict[str, dict[bytes, Transition]] = {}
         self._dropped: list[tuple[bytes, Body | None]] = []
         self._early: dict[bytes, tuple[str, int, bytes]] = {}  # digest -> stream, epoch, signed header: not verified
+        self.members = Members(ca_key)
         self.streams: dict[str, StreamRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
         self.moves = 0
@@ -176,6 +179,8 @@ class Gossip:
                 return self._learn_stream(data)
             case ObjectKind.NODE:
                 return self._learn_node(data)
+            case ObjectKind.REVOCATION:
+                return self._learn_revocation(data)
             case ObjectKind.HEADER:
                 return self._learn_header(data)
             case _:
@@ -210,18 +215,57 @@ class Gossip:
             return None
         if current is None and len(self.nodes) >= MAX_NODES:
             return None
+        if self.members.is_revoked(node) or self.members.is_gone(record):
+            return None  # who brings it may not know yet, or have another clock
         verify(data, NodeRecord, record.node_key)
-        member = verify(record.membership, Membership, self._ca_key)
+        member = verify_membership(record.membership, self._ca_key)
         if member.node_key != record.node_key:
             raise SignatureError(f"node {short(node)} shows another node's membership")
+        if self.members.ended(member):
+            return None
         if current is not None:
             self._remove(self._node_digests[node])
         self._node_digests[node] = name
+        self._memberships[node] = member
         self.nodes[node] = record
         if current is None or (current.site, current.addresses) != (record.site, record.addresses):
             self.moves += 1
         self._add(name, ObjectKind.NODE, data)
         return record
+
+    def _learn_revocation(self, data: bytes) -> Revocation | None:
+        name = object_digest(data, Revocation)
+        if name in self._set:
+            return None
+        said = self.members.revoke(data, name)
+        if said is not None:
+            self._add(name, ObjectKind.REVOCATION, data)
+            self._drop_nodes()
+        return said
+
+    def tell_time(self, unix_s: int) -> None:
+        """Take the time of day; nodes whose membership has ended, or that have long been silent, are dropped."""
+        self.members.unix_s = unix_s
+        self._drop_nodes()
+
+    def is_member(self, node: bytes) -> bool:
+        """Whether a node's record is here and its membership goes on."""
+        return node in self._memberships
+
+    def lively(self) -> dict[bytes, NodeRecord]:
+        """Nodes that have spoken of late: those that a roster may count on."""
+        return {node: record for node, record in self.nodes.items() if self.members.is_lively(record)}
+
+    def _drop_nodes(self) -> None:
+        ended = [
+            node
+            for node, record in self.nodes.items()
+            if self.members.ended(self._memberships[node]) or self.members.is_gone(record)
+        ]
+        for node in ended:
+            self._remove(self._node_digests.pop(node))
+            del self.nodes[node], self._memberships[node]
+            self.moves += 1
 
     def _learn_header(self, data: bytes) -> Header | None:
         name = object_digest(data, Header)

@@ -35,7 +35,7 @@ _TOKEN_PREFIX: Final = "patchswarm"  # noqa: S105 -- what every token begins wit
 _CHECKSUM_BYTES: Final = 4
 
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=2048)]
-"""An X.509 certificate, DER."""
+"""An X.509 certificate, DER; behind a node's own that of the issuing key that signed it, if the CA did not."""
 
 InviteId = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 

@@ -17,6 +17,9 @@ MAX_LABEL: Final = 256
 PAGE_ENTRIES: Final = 64
 """Most chunks that one index page lists; the head flushes a page at that many, or after 50 ms."""
 
+SERIAL_BITS: Final = 24
+"""Low bits of a node record's serial that only count."""
+
 Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 Site = Annotated[str, msgspec.Meta(max_length=64)]
 Address = Annotated[str, msgspec.Meta(max_length=128)]
@@ -39,6 +42,43 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
     not_after: Counter
 
 
+class Issuer(msgspec.Struct, frozen=True, array_like=True):
+    """Lets another key speak for the CA until `not_after`: it enrols, renews and revokes nodes. Signed by the CA.
+
+    Stream records it may not sign.
+    """
+
+    domain: ClassVar[bytes] = b"patchswarm issuer 1\0"
+    key: Key
+    not_after: Counter
+
+
+IssuerBytes = Annotated[bytes, msgspec.Meta(max_length=256)]
+"""A signed Issuer."""
+
+
+class IssuedMembership(msgspec.Struct, frozen=True, array_like=True):
+    """A Membership that is signed by the key in `issuer`."""
+
+    domain: ClassVar[bytes] = b"patchswarm member 2\0"
+    node_key: Key
+    not_after: Counter
+    issuer: IssuerBytes
+
+
+class Revocation(msgspec.Struct, frozen=True, array_like=True):
+    """Says that a node's key, or an issuing key, counts for nothing any more. For ever: there is no way back in.
+
+    `key_id` is the BLAKE3 of the raw public key, a node's id. Signed by the CA, or by the key in `issuer`.
+    """
+
+    domain: ClassVar[bytes] = b"patchswarm revoke 1\0"
+    key_id: Digest
+    at: Counter
+    """Unix seconds."""
+    issuer: IssuerBytes
+
+
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """The newest version a node has committed in one stream."""
 
@@ -59,6 +99,7 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     node_key: Key
     incarnation: Attempt
     serial: Counter
+    """From bit SERIAL_BITS on the Unix second of signing, or a later one that an earlier record named."""
     site: Site
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=8)]
     heads: Annotated[tuple[Head, ...], msgspec.Meta(max_length=64)]

@@ -82,6 +82,17 @@ class Widen(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """From the side that dialled: offer one more lane, those there are do not suffice."""
 
 
+class Renew(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Asks a node that issues certificates for a new one for the sender; one that does not issue says nothing."""
+
+
+class Renewed(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Answer to Renew: as in `join.Welcome`."""
+
+    certificate: Annotated[bytes, msgspec.Meta(min_length=1, max_length=2048)]
+    membership: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES + 1, max_length=512)]
+
+
 class Summary(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """Anti-entropy, once a second: a digest of everything gossiped that the sender holds."""
 
@@ -125,6 +136,7 @@ class ObjectKind(IntEnum):
     OPENING = 3
     MANIFEST = 4
     TRANSITION = 5
+    REVOCATION = 6
 
 
 class Object(msgspec.Struct, frozen=True, array_like=True, tag=12):
@@ -220,6 +232,8 @@ Message = (
     | Bye
     | Lane
     | Widen
+    | Renew
+    | Renewed
     | Summary
     | Buckets
     | Inventory

@@ -19,7 +19,7 @@ from .fetch import Fetch
 from .gossip import Gossip, Learned
 from .ids import digest, short
 from .link import Link
-from .manifest import NodeRecord
+from .manifest import NodeRecord, Revocation
 from .messages import (
     PROTOCOL_VERSION,
     BlockReject,
@@ -134,6 +134,10 @@ class Swarm:
         self.links[number] = link
         if address is not None:
             self._dialled[number] = address
+        if self.gossip.members.is_revoked(link.node):
+            self._now_s = now_s
+            self._hangup(link, "revoked")
+            return number
         self._effects.append(Send(number, Hello(PROTOCOL_VERSION, self._record)))
         return number
 
@@ -194,7 +198,9 @@ class Swarm:
             return
         self._spread.publish(ObjectKind.NODE, message.record, now_s)
         known = self.gossip.nodes.get(link.node)
-        if known is None or known.incarnation != record.incarnation:
+        if known is None:
+            raise MessageError(f"node {short(link.node)} is no member, not any more, or its clock is a day off")
+        if known.incarnation != record.incarnation:
             raise MessageError(f"node {short(link.node)} is known under a later incarnation")
         link.record = record
         if link.number in self._dialled:
@@ -323,8 +329,24 @@ class Swarm:
     def _ping(self, link: Link, now_s: float) -> None:
         self._effects.append(Send(link.number, Ping(int(now_s * 1e6))))
 
+    def tell_time(self, unix_s: int, now_s: float) -> None:
+        """Take the time of day, by which memberships end and silent nodes are forgotten. About once a second."""
+        self._now_s = now_s
+        self.gossip.tell_time(unix_s)
+        self._part()
+
+    def _part(self) -> None:
+        """Hang up on those who are members no more."""
+        for link in list(self.links.values()):
+            if link.record is not None and not self.gossip.is_member(link.node):
+                self._hangup(link, "membership ended")
+            elif self.gossip.members.is_revoked(link.node):
+                self._hangup(link, "revoked")
+
     def _learned(self, value: Learned, _: bytes) -> None:
-        if isinstance(value, NodeRecord):
+        if isinstance(value, Revocation):
+            self._part()
+        elif isinstance(value, NodeRecord):
             for link in self.links.values():  # its site may have been found since its hello
                 if link.node_key == value.node_key and link.record and link.record.incarnation == value.incarnation:
                     link.record = value

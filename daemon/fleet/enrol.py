@@ -17,7 +17,6 @@ from typing import Final
 
 import structlog
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -39,7 +38,7 @@ from ...protocol.join import (
     encode_join,
     encode_token,
 )
-from ...protocol.manifest import Membership
+from ...protocol.members import verify_membership
 from ...protocol.signed import peek, sign, verify
 from .. import config as configuration
 from ..config import Config
@@ -88,7 +87,7 @@ class Issuer:
     def answer(self, request: JoinMessage, challenge: bytes) -> Welcome | Refusal:
         """What the joiner gets; its invite is spent, durably, when that is a Welcome. Blocks on the disk."""
         own = self.identity
-        if own.ca_key is None:
+        if own.issuing is None:
             return Refusal(Reason.NOT_ISSUER)
         if not isinstance(request, Enrol):
             return Refusal(Reason.MALFORMED)
@@ -107,15 +106,15 @@ class Issuer:
             )
         except invites.InviteRefusedError as error:
             return Refusal(error.reason)
-        certificate, membership = authority.issue(own.ca_key, own.ca_certificate, node_key, now)
+        certificates, membership = own.issuing.issue(node_key, now)
         _log.info("node enrolled", node=short(authority.node_id(node_key)), invite=request.invite.hex())
-        return Welcome(certificate.public_bytes(Encoding.DER), membership, self.seeds)
+        return Welcome(authority.to_der(certificates), membership, self.seeds)
 
 
 def invite(home: Home, own: Identity, config: Config, *, ttl_s: float, uses: int = 1) -> str:
     """Make an invite on this node; returns its one-line token. Raises DaemonError."""
-    if own.ca_key is None:
-        raise RefusedError("this node does not hold the CA's key; run 'patchswarm invite' on the head")
+    if own.issuing is None:
+        raise RefusedError("this node cannot enrol others; run 'patchswarm invite' on the head")
     if not config.node.addresses:
         raise BadInputError(
             f"{home.config}: this node has no address that a new node could dial; "
@@ -202,8 +201,10 @@ async def _join(
     node_key = Ed25519PrivateKey.generate()
     address, ca_certificate = await _find_issuer(token)
     welcome, own_host = await _enrol(token, address, ca_certificate, node_key)
-    certificate = _check_welcome(welcome, node_key, ca_certificate)
-    identity.write_member(home, node_key, certificate, welcome.membership, ca_certificate)
+    certificates = check_issued(
+        welcome.certificate, welcome.membership, node_key.public_key().public_bytes_raw(), ca_certificate
+    )
+    identity.write_member(home, node_key, certificates, welcome.membership, ca_certificate)
     if config.node.listen and not config.node.addresses:
         settings["advertise"] = (format_address(own_host, parse_address(config.node.listen)[1]),)
     settings["seeds"] = welcome.seeds or token.addresses
@@ -262,18 +263,20 @@ async def _enrol(
     raise AssertionError("unreachable")
 
 
-def _check_welcome(welcome: Welcome, node_key: Ed25519PrivateKey, ca_certificate: x509.Certificate) -> x509.Certificate:
-    """The certificate in a Welcome. Raises RefusedError unless it and the membership are the CA's word on our key."""
+def check_issued(
+    certificates: bytes, membership: bytes, node_key: bytes, ca_certificate: x509.Certificate
+) -> list[x509.Certificate]:
+    """The certificates that an issuer sent. Raises RefusedError unless they and the membership are for this key."""
     try:
-        certificate = x509.load_der_x509_certificate(welcome.certificate)
-        certificate.verify_directly_issued_by(ca_certificate)
-        member = verify(welcome.membership, Membership, authority.public_key_of(ca_certificate))
-        keys = {authority.public_key_of(certificate), member.node_key}
-    except (ValueError, TypeError, InvalidSignature, ProtocolError):
+        chain = authority.from_der(certificates)
+        authority.check_chain(chain, ca_certificate)
+        member = verify_membership(membership, authority.public_key_of(ca_certificate))
+        keys = {authority.public_key_of(chain[0]), member.node_key}
+    except (ValueError, ProtocolError):
         keys = set()
-    if keys != {node_key.public_key().public_bytes_raw()}:
+    if keys != {node_key}:
         raise RefusedError("the head sent a certificate that is not this node's; do both ends run the same version?")
-    return certificate
+    return chain
 
 
 @contextlib.asynccontextmanager

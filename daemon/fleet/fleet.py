@@ -34,7 +34,7 @@ from ...protocol.effects import (
 from ...protocol.errors import ProtocolError
 from ...protocol.lane import LaneCodec
 from ...protocol.manifest import Head
-from ...protocol.messages import BlockPiece, Message, ObjectKind
+from ...protocol.messages import BlockPiece, Message, ObjectKind, Renew, Renewed
 from ...protocol.messages import Lane as LaneOffer
 from ...protocol.seal import open_blob
 from ...protocol.swarm import Settings, Swarm
@@ -52,6 +52,7 @@ from .lanes import LaneDesk
 from .listener import Listener
 from .peer import Peer
 from .record import OwnRecord
+from .standing import Standing
 from .traffic import Kept, Traffic
 from .view import View
 
@@ -100,7 +101,9 @@ class Fleet:
         self._server_tls = identity.server_tls()
         self._client_tls: ssl.SSLContext = identity.client_tls()
         self._record = OwnRecord(identity, catalog, config.node.site, config.node.addresses)
-        self._record_said_s = 0.0
+        self.standing = Standing(
+            identity, self.swarm, self._record, (self._server_tls, self._client_tls), self._tell, self._say_record
+        )
         self._record_due: asyncio.TimerHandle | None = None
         self._traffic = Traffic(store, config.limits, config.storage.memory_limit, self._lanes)
         self._desk = LaneDesk(config.limits.lanes, self._lane)
@@ -122,6 +125,7 @@ class Fleet:
             async with self._tasks:
                 self._restore()
                 self._tasks.create_task(self._tick())
+                self._tasks.create_task(self.standing.run())
                 self._tasks.create_task(self._persisting())
                 if listening is not None:
                     accepting = Listener(listening, self._server_tls, self._accept, self._desk.accept)
@@ -218,12 +222,12 @@ class Fleet:
         """Say in this node's record which version it has committed; in a large fleet not at once, nor each time."""
         self._record.set_head(head)
         if self._record_due is None:
-            wait_s = self._record_said_s + len(self.swarm.gossip.nodes) / NODES_PER_SECOND - self._now()
+            wait_s = self.standing.said_s + len(self.swarm.gossip.nodes) / NODES_PER_SECOND - self._now()
             self._record_due = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._say_record)
 
     def _say_record(self) -> None:
         self._record_due = None
-        self._record_said_s = self._now()
+        self.standing.said_s = self._now()
         self.swarm.announce(self._record.sign(), self._now())
         self._carry_out()
 
@@ -384,6 +388,19 @@ class Fleet:
         if not greeted and self._greeted(peer):
             self._desk.offer(peer)
         self._carry_out()
+
+    def renewal(self, peer: Peer, message: Renew | Renewed) -> None:
+        """Take a word about certificates. Raises ProtocolError before hello."""
+        if not self._greeted(peer):
+            raise ProtocolError("certificates were spoken of before hello")
+        if isinstance(message, Renewed):
+            self._spawn(self.standing.renewed(message))
+        else:
+            self.standing.asked(peer.number)
+
+    def _tell(self, number: int, message: Message) -> None:
+        if number in self.peers:
+            self.peers[number].send(message)
 
     def _greeted(self, peer: Peer) -> bool:
         link = self.swarm.links.get(peer.number)

@@ -1,41 +1,39 @@
-"""Who a node is: its key, its certificate, its cluster's CA; made by `init`, read back at every start."""
+"""Who a node is: its key, its certificate, its cluster's CA; made by `init`, read back at every start.
+
+`ca.key` and `publisher.key` are on the head only; with an offline CA, `issuer.*` stands there in place of `ca.key`.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import secrets
 import ssl
-import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from ...protocol.errors import ProtocolError
-from ...protocol.manifest import Membership
-from ...protocol.signed import verify
+from ...protocol.members import verify_issuer, verify_membership
 from .. import config as configuration
 from ..config import Config
-from ..errors import HomeError
+from ..errors import HomeError, RefusedError
 from ..home import Home, write_private
-from . import authority, tls
+from . import authority, offline, tls
+from .keyfiles import read_certificate, read_certificates, read_file, read_key, write_key
+from .offline import CA_CERTIFICATE, CA_KEY
 
 NODE_KEY: Final = "node.key"
 NODE_CERTIFICATE: Final = "node.crt"
-CA_KEY: Final = "ca.key"
-CA_CERTIFICATE: Final = "ca.crt"
 PUBLISHER_KEY: Final = "publisher.key"
 MEMBERSHIP: Final = "membership"
+ISSUER_KEY: Final = "issuer.key"
+ISSUER_CERTIFICATE: Final = "issuer.crt"
+ISSUER_RECORD: Final = "issuer"
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,31 @@ class Identity:
 
     node_id: bytes
     node_key: Ed25519PrivateKey = field(repr=False)
-    certificate: x509.Certificate
+    certificates: tuple[x509.Certificate, ...]
+    """This node's, and that of the issuing key that signed it, if the CA did not itself."""
     membership: bytes
-    """Signed `protocol.manifest.Membership` of this node."""
+    """Signed membership of this node; see `protocol.members`."""
     ca_certificate: x509.Certificate
     ca_public_key: bytes
     ca_key: Ed25519PrivateKey | None = field(repr=False)
     publisher_key: Ed25519PrivateKey | None = field(repr=False)
     keys: Path
     """Folder of the key files: TLS reads them itself."""
+    issuing: authority.Issuing | None = field(repr=False)
+    """What this node enrols others with: the CA's key, or an issuing key, if it holds either."""
+
+    def authority_key(self, ca_dir: Path | None) -> Ed25519PrivateKey:
+        """The CA's own key, from `ca_dir` or from this home. Raises DaemonError when it is in neither."""
+        if ca_dir is not None:
+            return offline.load(ca_dir, self.ca_certificate)
+        if self.ca_key is None:
+            raise RefusedError("the key of the cluster's CA is not in this home; give its folder with --ca-dir")
+        return self.ca_key
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        """The node's own certificate."""
+        return self.certificates[0]
 
     @property
     def node_public_key(self) -> bytes:
@@ -82,7 +96,7 @@ class Identity:
         """The identity in a home. Raises HomeError naming the file that is missing, open to others, or does not fit."""
         keys = home.keys
         node_key = read_key(keys / NODE_KEY)
-        certificate = read_certificate(keys / NODE_CERTIFICATE)
+        certificates = read_certificates(keys / NODE_CERTIFICATE)
         ca_certificate = read_certificate(keys / CA_CERTIFICATE)
         ca_key = read_key(keys / CA_KEY) if (keys / CA_KEY).exists() else None
         publisher_key = read_key(keys / PUBLISHER_KEY) if (keys / PUBLISHER_KEY).exists() else None
@@ -90,13 +104,14 @@ class Identity:
         identity = cls(
             node_id=authority.node_id(public_key),
             node_key=node_key,
-            certificate=certificate,
-            membership=_read(keys / MEMBERSHIP),
+            certificates=tuple(certificates),
+            membership=read_file(keys / MEMBERSHIP),
             ca_certificate=ca_certificate,
             ca_public_key=_key_in(ca_certificate, keys / CA_CERTIFICATE),
             ca_key=ca_key,
             publisher_key=publisher_key,
             keys=keys,
+            issuing=authority.Issuing(ca_key, ca_certificate) if ca_key else read_issuer(keys),
         )
         identity._check()
         return identity
@@ -108,14 +123,29 @@ class Identity:
         if self.ca_key and self.ca_key.public_key().public_bytes_raw() != self.ca_public_key:
             raise HomeError(f"{self.keys / CA_KEY}: is not the key of {CA_CERTIFICATE} beside it")
         try:
-            self.certificate.verify_directly_issued_by(self.ca_certificate)
-            member = verify(self.membership, Membership, self.ca_public_key)
-        except (ValueError, TypeError, InvalidSignature, ProtocolError):
+            authority.check_chain(self.certificates, self.ca_certificate)
+            member = verify_membership(self.membership, self.ca_public_key)
+        except (ValueError, ProtocolError):
             raise HomeError(
                 f"{self.keys}: the certificate or membership is not by {CA_CERTIFICATE} beside it"
             ) from None
         if member.node_key != self.node_public_key:
             raise HomeError(f"{self.keys / MEMBERSHIP}: is the membership of another node")
+        if self.issuing is not None and self.issuing.record:
+            self._check_issuer(self.issuing)
+
+    def _check_issuer(self, issuing: authority.Issuing) -> None:
+        public = issuing.key.public_key().public_bytes_raw()
+        try:
+            authority.check_chain([issuing.certificate], self.ca_certificate)
+            fits = verify_issuer(issuing.record, self.ca_public_key).key == public
+        except (ValueError, ProtocolError):
+            fits = False
+        if not fits or authority.public_key_of(issuing.certificate) != public:
+            raise HomeError(
+                f"{self.keys / ISSUER_KEY}: is not certified by {CA_CERTIFICATE} beside it; "
+                "run 'patchswarm issuer --ca-dir DIR'"
+            )
 
     def check_valid(self, now: dt.datetime) -> None:
         """Raise HomeError when the certificate has ended or not yet begun."""
@@ -137,67 +167,72 @@ def init(
     listen: str,
     advertise: tuple[str, ...] = (),
     storage: Mapping[str, object] | None = None,
+    ca_dir: Path | None = None,
     now: dt.datetime | None = None,
 ) -> Config:
     """Make a new cluster and the home of its first node, the head. Raises DaemonError, leaving nothing.
 
-    `storage` are settings of that section.
+    `storage` are settings of that section. With `ca_dir` the CA's key goes there and not into the home, which gets
+    an issuing key instead.
     """
     now = now or dt.datetime.now(dt.UTC)
+    if ca_dir is not None:
+        offline.check_free(ca_dir)
     settings: dict[str, object] = {"site": site, "listen": listen}
     if advertise:
         settings["advertise"] = advertise
     with home.making():
         config = configuration.write(home, {"node": settings, "storage": storage or {}})
         ca_key, ca_certificate = authority.make_authority(now)
+        if ca_dir is None:
+            issuing = authority.Issuing(ca_key, ca_certificate)
+            write_key(home.keys / CA_KEY, ca_key)
+        else:
+            issuing = authority.make_issuer(ca_key, ca_certificate, now)
+            write_issuer(home, issuing)
         node_key = Ed25519PrivateKey.generate()
-        certificate, membership = authority.issue(ca_key, ca_certificate, node_key.public_key().public_bytes_raw(), now)
-        write_key(home.keys / CA_KEY, ca_key)
+        certificates, membership = issuing.issue(node_key.public_key().public_bytes_raw(), now)
         write_key(home.keys / PUBLISHER_KEY, Ed25519PrivateKey.generate())
-        write_member(home, node_key, certificate, membership, ca_certificate)
+        write_member(home, node_key, certificates, membership, ca_certificate)
+        if ca_dir is not None:  # last: it is not ours to remove when something before went wrong
+            offline.create(ca_dir, ca_key, ca_certificate)
     return config
+
+
+def write_issuer(home: Home, issuing: authority.Issuing) -> None:
+    """Write an issuing key and what the CA says of it. The key comes last: it stands for the whole."""
+    write_private(home.keys / ISSUER_CERTIFICATE, authority.to_pem([issuing.certificate]))
+    write_private(home.keys / ISSUER_RECORD, issuing.record)
+    write_key(home.keys / ISSUER_KEY, issuing.key)
+
+
+def read_issuer(keys: Path) -> authority.Issuing | None:
+    """The issuing key in a home, if there is one. Raises HomeError."""
+    if not (keys / ISSUER_KEY).exists():
+        return None
+    return authority.Issuing(
+        read_key(keys / ISSUER_KEY), read_certificate(keys / ISSUER_CERTIFICATE), read_file(keys / ISSUER_RECORD)
+    )
 
 
 def write_member(
     home: Home,
     node_key: Ed25519PrivateKey,
-    certificate: x509.Certificate,
+    certificates: Sequence[x509.Certificate],
     membership: bytes,
     ca_certificate: x509.Certificate,
 ) -> None:
     """Write what every node of a cluster holds into a begun home."""
     write_key(home.keys / NODE_KEY, node_key)
-    write_private(home.keys / CA_CERTIFICATE, ca_certificate.public_bytes(Encoding.PEM))
-    write_private(home.keys / NODE_CERTIFICATE, certificate.public_bytes(Encoding.PEM))
-    write_private(home.keys / MEMBERSHIP, membership)
+    write_private(home.keys / CA_CERTIFICATE, authority.to_pem([ca_certificate]))
+    write_membership(home.keys, certificates, membership)
     write_private(home.root / "token", f"{secrets.token_urlsafe(32)}\n".encode())
 
 
-def write_key(path: Path, key: Ed25519PrivateKey) -> None:
-    """Write a private key, PKCS #8 PEM, mode 0600."""
-    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-
-
-def read_key(path: Path) -> Ed25519PrivateKey:
-    """The private key in a file. Raises HomeError, also when others than the owner may read it."""
-    data = _read(path)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise HomeError(f"{path}: others may read this key; run 'chmod 600 {path}', and replace it if they did")
-    try:
-        key = load_pem_private_key(data, password=None)
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise HomeError(f"{path}: not an Ed25519 private key in PEM")
-    return key
-
-
-def read_certificate(path: Path) -> x509.Certificate:
-    """The certificate in a file. Raises HomeError."""
-    try:
-        return x509.load_pem_x509_certificate(_read(path))
-    except ValueError:
-        raise HomeError(f"{path}: not a certificate in PEM") from None
+def write_membership(keys: Path, certificates: Sequence[x509.Certificate], membership: bytes) -> None:
+    """Write what says that this node is a member. Each file holds by itself: a crash between them does no harm."""
+    write_private(keys / NODE_CERTIFICATE, authority.to_pem(certificates))
+    write_private(keys / MEMBERSHIP, membership)
 
 
 def _key_in(certificate: x509.Certificate, path: Path) -> bytes:
@@ -205,12 +240,3 @@ def _key_in(certificate: x509.Certificate, path: Path) -> bytes:
         return authority.public_key_of(certificate)
     except ValueError as error:
         raise HomeError(f"{path}: {error}") from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise HomeError(f"{path}: missing; restore it from a backup, or make a new home") from None
-    except OSError as error:
-        raise HomeError(f"{path}: cannot read it: {error.strerror}") from None

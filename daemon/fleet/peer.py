@@ -20,6 +20,8 @@ from ...protocol.messages import (
     Piece,
     Reason,
     Reject,
+    Renew,
+    Renewed,
     Widen,
     decode_message,
     encode_message,
@@ -61,6 +63,9 @@ class PeerOwner(Protocol):
 
     def offer_lane(self, peer: Peer) -> None:
         """Offer the peer one more lane, if the limit allows."""
+
+    def renewal(self, peer: Peer, message: Renew | Renewed) -> None:
+        """Take a word about certificates."""
 
     def piece_of(self, peer: Peer, request: int) -> tuple[bytes, int] | None:
         """(name, size) of the chunk that was asked under this number."""
@@ -190,6 +195,8 @@ class Peer:
                 self._owner.lane_offered(self, message)
             case Widen():
                 self._owner.offer_lane(self)
+            case Renew() | Renewed():
+                self._owner.renewal(self, message)
             case Piece():
                 self._add_piece(message)
             case BlockPiece():

@@ -6,13 +6,13 @@ import secrets
 import time
 from typing import Final
 
-from ...protocol.manifest import Head, NodeRecord
+from ...protocol.manifest import SERIAL_BITS, Head, NodeRecord
 from ...protocol.signed import sign
 from ...storage.catalog import Catalog
 from .identity import Identity
 
 _SERIAL: Final = "node serial"
-_SERIALS_PER_START: Final = 2**24
+_SERIALS_PER_START: Final = 1 << SERIAL_BITS
 _MAX_HEADS: Final = 64
 
 
@@ -25,6 +25,8 @@ class OwnRecord:
         self._addresses = addresses
         self._heads: dict[str, Head] = {}
         self.site = site
+        self.membership = identity.membership
+        """Replaced when the certificate is renewed."""
         last = int.from_bytes(catalog.get(_SERIAL) or b"", "big")
         # The clock counts where the catalog was lost: peers keep the record with the highest serial.
         self._serial = max(last + 1, int(time.time()) * _SERIALS_PER_START)
@@ -36,7 +38,7 @@ class OwnRecord:
 
     def sign(self) -> bytes:
         """The signed NodeRecord, newer than every one before."""
-        self._serial += 1
+        self._serial = max(self._serial + 1, int(time.time()) << SERIAL_BITS)
         heads = tuple(self._heads[stream] for stream in sorted(self._heads))[:_MAX_HEADS]
         own = self._identity
         record = NodeRecord(
@@ -46,6 +48,6 @@ class OwnRecord:
             self.site,
             self._addresses,
             heads,
-            own.membership,
+            self.membership,
         )
         return sign(record, own.node_key)

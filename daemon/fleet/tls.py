@@ -48,6 +48,11 @@ def server_context(authority_der: bytes, certificate: Path, key: Path) -> ssl.SS
     return context
 
 
+def show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Show another certificate in handshakes from now on."""
+    context.load_cert_chain(certificate, key)
+
+
 def client_context(authority_der: bytes, certificate: Path, key: Path) -> ssl.SSLContext:
     """For dialling members, as a member."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, authority_der)

@@ -55,7 +55,7 @@ def make_member(
     ca = ca or own.ca_certificate
     certificate, membership = authority.issue(signer or own.ca_key, ca, key.public_key().public_bytes_raw(), now)
     with home.making():
-        identity.write_member(home, key, certificate, membership, own.ca_certificate)
+        identity.write_member(home, key, [certificate], membership, own.ca_certificate)
     return home
 
 

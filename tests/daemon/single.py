@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from patchswarm.storage.catalog import Catalog
 from patchswarm.storage.chunks import ChunkStore
 from patchswarm.storage.slot_dir import open_slot_dir
 
-from .nodes import Head, make_head, make_member
+from .nodes import UTC_NOW, Head, make_head, make_member
 
 
 class Single:
@@ -87,9 +88,11 @@ async def head_of(root: Path, **storage) -> AsyncIterator[Single]:
 
 
 @contextlib.asynccontextmanager
-async def member_of(head: Single, root: Path, name: str = "member", *, site: str = "b") -> AsyncIterator[Single]:
+async def member_of(
+    head: Single, root: Path, name: str = "member", *, site: str = "b", enrolled: dt.datetime = UTC_NOW
+) -> AsyncIterator[Single]:
     """A running member of the head's cluster that dials the head and accepts nobody."""
-    home = make_member(Head(head.home, head.config, head.identity), root / name)
+    home = make_member(Head(head.home, head.config, head.identity), root / name, now=enrolled)
     node = msgspec.structs.replace(
         head.config.node, site=site, listen="", advertise=(), seeds=(head.config.node.listen,)
     )

@@ -21,12 +21,15 @@ from patchswarm.protocol.manifest import (
     Head,
     Header,
     IndexPage,
+    IssuedMembership,
+    Issuer,
     Manifest,
     ManifestPart,
     Membership,
     NodeRecord,
     Opening,
     OpeningPart,
+    Revocation,
     RosterSite,
     Route,
     StreamRecord,
@@ -57,6 +60,8 @@ from patchswarm.protocol.messages import (
     Pull,
     Reason,
     Reject,
+    Renew,
+    Renewed,
     Request,
     Summary,
     Widen,
@@ -71,6 +76,7 @@ FOLDER = Path(__file__).parent / "protocol"
 CA = Ed25519PrivateKey.from_private_bytes(bytes([1] * 32))
 PUBLISHER = Ed25519PrivateKey.from_private_bytes(bytes([2] * 32))
 NODE = Ed25519PrivateKey.from_private_bytes(bytes([3] * 32))
+ISSUER_KEY = Ed25519PrivateKey.from_private_bytes(bytes([4] * 32))
 ATTEMPT = bytes(range(16))
 CHUNK_KEY = bytes(range(32))
 CONTENTS = b"contents of one chunk"
@@ -152,6 +158,9 @@ INDEX_BLOB = BlobRef(digest(INDEX), len(INDEX), bytes(32), ((named("index chunk"
 
 STREAM = StreamRecord("qwen3-8b-run17", 1, public(PUBLISHER))
 MEMBERSHIP = Membership(public(NODE), 1_900_000_000)
+ISSUER = Issuer(public(ISSUER_KEY), 1_950_000_000)
+ISSUED_MEMBERSHIP = IssuedMembership(public(NODE), 1_900_000_000, sign(ISSUER, CA))
+REVOCATION = Revocation(digest(public(NODE)), 1_800_000_000, b"")
 OPENING = Opening(
     stream="qwen3-8b-run17",
     epoch=1,
@@ -222,6 +231,9 @@ EXAMPLES: dict[str, Example] = {
     ),
     "signed-stream": signed(STREAM, CA),
     "signed-membership": signed(MEMBERSHIP, CA),
+    "signed-issuer": signed(ISSUER, CA),
+    "signed-issued-membership": signed(ISSUED_MEMBERSHIP, ISSUER_KEY),
+    "signed-revocation": signed(REVOCATION, CA),
     "signed-node": signed(RECORD, NODE),
     "signed-opening": signed(OPENING, PUBLISHER),
     "signed-page": signed(PAGE, PUBLISHER),
@@ -244,6 +256,8 @@ EXAMPLES: dict[str, Example] = {
     "message-bye": message(Bye("stopping")),
     "message-lane": message(Lane(ATTEMPT, CHUNK_KEY)),
     "message-widen": message(Widen()),
+    "message-renew": message(Renew()),
+    "message-renewed": message(Renewed(b"certificate in DER", sign(MEMBERSHIP, CA))),
     "message-summary": message(Summary(named("all"))),
     "message-buckets": message(Buckets(bytes(255 * 8) + named("bucket")[:8])),
     "message-inventory": message(Inventory(255, (named("a"), named("b")))),

@@ -86,7 +86,7 @@ def test_arbitrary_bytes_raise_only_protocol_errors(data):
         ([1, -1], "`int` >= 0"),
         ([4, bytes(15), bytes(32)], r"`bytes` of length >= 16"),
         ([4, bytes(16), bytes(33)], r"`bytes` of length <= 32"),
-        ([12, 6, bytes(65)], "Invalid enum value 6"),
+        ([12, 99, bytes(65)], "Invalid enum value 99"),
         ([12, 0, bytes(64)], "`bytes` of length >= 65"),
         ([10, [bytes(257)]], "`bytes` of length <= 256"),
         ([17, 2**32, bytes(32)], "`int` <= 4294967295"),
