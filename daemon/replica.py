@@ -95,6 +95,11 @@ class Replica:
         self._watchers: dict[bytes, set[threading.Event]] = {}
 
     @property
+    def store(self) -> ChunkStore:
+        """Where the chunks are."""
+        return self._store
+
+    @property
     def threads(self) -> int:
         """Threads that work on one version."""
         return self._threads

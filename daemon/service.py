@@ -14,6 +14,7 @@ from ..protocol.link import Link
 from ..protocol.manifest import Manifest, NodeRecord
 from ..storage.errors import LeaseGoneError, SlotGoneError, UnknownLeaseError
 from ..storage.slots import Lease, Slot
+from .deltas import Deltas
 from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.fleet import Fleet
 from .local.errors import (
@@ -40,7 +41,7 @@ from .local.model import (
     StreamStatus,
     VersionInfo,
 )
-from .local.service import OpenVersion
+from .local.service import OpenDelta, OpenVersion
 from .publisher import Publisher
 from .replica import Replica
 from .upkeep import Upkeep
@@ -65,6 +66,7 @@ class NodeService:
         self._upkeeps = upkeeps
         self._publisher = publisher
         self._follows = follows
+        self._deltas = Deltas(fleet)
         self._appeared = asyncio.Event()
 
     def stream_appeared(self) -> None:
@@ -278,6 +280,12 @@ class NodeService:
             replica.unwatch(lease.manifest, voided)
             await self._let_go(replica, lease)
 
+    @asynccontextmanager
+    async def open_delta(self, stream: str, start: int, end: int | None) -> AsyncIterator[OpenDelta]:
+        """What changes from one version to another."""
+        async with self._deltas.open(self._replica(stream), start, end) as opened:
+            yield opened
+
     async def _let_go(self, replica: Replica, lease: Lease) -> None:
         """End a reader's lease; it may be over already, by its time or with a withdrawn version."""
         with contextlib.suppress(UnknownLeaseError, LeaseGoneError):
@@ -343,6 +351,10 @@ class NodeService:
         """Whether this node serves current weights."""
         reasons = [reason for stream in sorted(self._replicas) if (reason := self._unready(stream))]
         return Readiness(not reasons, reasons)
+
+    def close(self) -> None:
+        """Let go of what is kept for readers."""
+        self._deltas.close()
 
     def _unready(self, stream: str) -> str | None:
         status, unchecked = self.status(stream), self._replicas[stream].unchecked()

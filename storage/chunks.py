@@ -48,6 +48,11 @@ class ChunkStore:
                 elif entry.is_file and name is not None and self._path(name) == path:
                     self._remember(name, self._files.stat(path).st_size)
 
+    @property
+    def root(self) -> Path:
+        """The folder that they are in."""
+        return self._root
+
     def put(self, name: bytes, sealed: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
         """Keep a sealed chunk. No effect when it is there (but `sync` is still honoured).
 

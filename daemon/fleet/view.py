@@ -44,6 +44,15 @@ class View:
             if each.attempt in series and not series[each.attempt].missing_meta()
         ]
 
+    def complete(self, stream: str) -> list[Transition]:
+        """Transitions of a stream of which every chunk is in the store, lists included."""
+        series = self._swarm.fetch.stock.series
+        return [
+            each
+            for each in self._swarm.gossip.routes(stream)
+            if each.attempt in series and series[each.attempt].complete()
+        ]
+
     def lists_pending(self, stream: str) -> bool:
         """Whether lists are being fetched that a local base could be compared with."""
         wanted = self._swarm.fetch.routing.wanted_lists()

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from ..errors import ConfigError
 from .contents import ContentEndpoints
+from .deltas import DeltaEndpoint
 from .endpoint import Endpoint, make_app
 from .errors import UnauthorizedError
 from .health import NodeEndpoints
@@ -63,6 +64,7 @@ async def serve_local(service: LocalService, config: LocalConfig) -> AsyncIterat
     async with AsyncExitStack() as stack:
         sender = FileSender(read_timeout_s=config.read_timeout_s)
         stack.callback(sender.close)
+        stack.callback(service.close)
         table = endpoints(service, sender)
         unix = listen_unix(config.socket, config.mode)
         stack.callback(remove_unix, config.socket, unix)
@@ -84,6 +86,7 @@ def endpoints(service: LocalService, sender: FileSender) -> tuple[Endpoint[Any, 
         *StreamEndpoints(service).table(),
         *PublishEndpoint(service).table(),
         *ContentEndpoints(service, sender).table(),
+        *DeltaEndpoint(service, sender).table(),
         *NodeEndpoints(service).table(),
     )
 

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from ...protocol.layout import Layout, Role
-from .conditions import check_match, choose_range, is_unchanged, range_applies, strong_etag
+from .conditions import strong_etag
 from .endpoint import Call, Endpoint, Nothing
 from .errors import (
     AmbiguousTensorError,
@@ -28,7 +28,7 @@ from .errors import (
     UnsatisfiableRangeError,
 )
 from .model import FileInfo, FileList, TensorInfo, TensorList
-from .problems import problem_response
+from .ranged import serve_span
 from .sendfile import FileSender, Span
 from .service import LocalService, OpenVersion
 from .streams import STREAM
@@ -191,32 +191,17 @@ class ContentEndpoints:
         headers: dict[str, str],
     ) -> web.StreamResponse:
         """Answer with bytes `place` (first, after the last) of a file, as far as the request's headers want them."""
-        info = opened.info
         headers = {
-            "ETag": etag,
-            "Accept-Ranges": "bytes",
-            "Content-Type": "application/octet-stream",
-            "Patchswarm-Epoch": str(info.epoch),
-            "Patchswarm-Version": str(info.version),
-            "Patchswarm-Proven": "true" if info.proven else "false",
+            "Patchswarm-Epoch": str(opened.info.epoch),
+            "Patchswarm-Version": str(opened.info.version),
+            "Patchswarm-Proven": "true" if opened.info.proven else "false",
             **headers,
         }
-        check_match(request.headers.get("If-Match"), etag)
-        if is_unchanged(request.headers.get("If-None-Match"), etag):
-            return web.Response(status=304, headers=headers)
         begin, end = place
-        wanted = request.headers.get("Range") if range_applies(request.headers.get("If-Range"), etag) else None
-        try:
-            part = choose_range(wanted, end - begin)
-        except UnsatisfiableRangeError as error:
-            return problem_response(error, {"Content-Range": f"bytes */{end - begin}"})
-        if part is not None:
-            headers["Content-Range"] = f"bytes {part[0]}-{part[1] - 1}/{end - begin}"
-        first, last = part or (0, end - begin)
         with _open(opened, path, end) as descriptor:
-            response = web.StreamResponse(status=206 if part else 200, headers=headers)
-            span = Span(descriptor, begin + first, last - first)
-            return await self._sender.send(request, response, span, opened.voided)
+            return await serve_span(
+                request, self._sender, Span(descriptor, begin, end - begin), etag, headers, opened.voided
+            )
 
 
 @contextlib.contextmanager

@@ -153,6 +153,15 @@ class VersionNotReadyError(LocalError):
     exit = Exit.TIMEOUT
 
 
+class LoadInFullError(LocalError):
+    """No delta leads from one version to the other: tensors came, went or changed, or a delta would not be smaller."""
+
+    slug = "load-in-full"
+    title = "There is no delta between these versions"
+    status = 409
+    exit = Exit.CONFLICT
+
+
 class UnknownFileError(LocalError):
     """The version has no such file."""
 

@@ -15,6 +15,7 @@ from .errors import (
     BodyTooLargeError,
     InvalidRequestError,
     LeaseGoneError,
+    LoadInFullError,
     LocalError,
     MethodNotAllowedError,
     NotPublisherError,
@@ -37,6 +38,7 @@ _STORAGE: Final[tuple[tuple[type[storage.StorageError], type[LocalError]], ...]]
     (storage.SlotsBusyError, UnavailableError),
     (storage.UnknownLeaseError, UnknownLeaseError),
     (storage.LeaseGoneError, LeaseGoneError),
+    (storage.LoadInFullError, LoadInFullError),
     (storage.StorageError, StorageFailedError),
 )
 _EXITS: Final[dict[Exit, type[LocalError]]] = {

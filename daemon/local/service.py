@@ -34,6 +34,24 @@ class OpenVersion:
     """Set when the hold is lost because the version was withdrawn: a transfer is then cut, not finished."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenDelta:
+    """A delta held open for one reader: the whole safetensors file, from its first byte."""
+
+    descriptor: int
+    size_bytes: int
+    start: int
+    start_manifest: str
+    epoch: int
+    version: int
+    """Where it leads."""
+    manifest: str
+    proven: bool
+    """Whether the digest tables have confirmed both versions here."""
+    voided: threading.Event = field(default_factory=threading.Event)
+    """As of an OpenVersion."""
+
+
 class LocalService(Protocol):
     """The node, as the local API sees it. Methods run on the event loop and return soon unless they are async.
 
@@ -94,10 +112,22 @@ class LocalService(Protocol):
         """Hold a version open, the current one for None, as long as the context lasts. Raises UnknownVersionError."""
         ...
 
+    def open_delta(self, stream: str, start: int, end: int | None) -> AbstractAsyncContextManager[OpenDelta]:
+        """What changes from one version to another, the current one for None, as long as the context lasts.
+
+        Raises UnknownVersionError when `start` is not held here or `end` is not to be had from it, and storage's
+        LoadInFullError.
+        """
+        ...
+
     def peers(self) -> list[PeerStatus]:
         """The other nodes this one knows."""
         ...
 
     def ready(self) -> Readiness:
         """Whether this node serves current weights."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is kept for readers: there are none any more."""
         ...

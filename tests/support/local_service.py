@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import struct
+import tempfile
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from pathlib import Path
 import numpy as np
 from safetensors import TensorSpec, serialize
 
-from patchswarm.daemon.local.errors import LeaseGoneError, UnknownLeaseError, UnknownStreamError, UnknownVersionError
+from patchswarm.daemon.local.errors import (
+    LeaseGoneError,
+    LoadInFullError,
+    UnknownLeaseError,
+    UnknownStreamError,
+    UnknownVersionError,
+)
 from patchswarm.daemon.local.model import (
     HeadInfo,
     LeaseInfo,
@@ -30,7 +37,7 @@ from patchswarm.daemon.local.model import (
     StreamStatus,
     VersionInfo,
 )
-from patchswarm.daemon.local.service import OpenVersion
+from patchswarm.daemon.local.service import OpenDelta, OpenVersion
 from patchswarm.protocol.elements import SAFETENSORS_KINDS, Kind
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.layout import File, Layout, Region, Role, check_layout
@@ -114,6 +121,8 @@ class MemoryService:
         self.open_readers = 0
         self.waiters = 0
         self.reasons: list[str] = []
+        self.deltas: dict[tuple[int, int], bytes] = {}
+        self.closed = False
         self.changed = asyncio.Condition()
         self.publishing: Callable[
             [PublishRequest, Callable[[PublishProgress], None]], asyncio.Future[PublishResult]
@@ -246,6 +255,31 @@ class MemoryService:
 
     def ready(self) -> Readiness:
         return Readiness(ready=not self.reasons, reasons=self.reasons)
+
+    @asynccontextmanager
+    async def open_delta(self, stream: str, start: int, end: int | None):
+        """A delta whose bytes a test put into `deltas`, by the two versions."""
+        after = self._find(stream, end).info
+        before = self._find(stream, start).info
+        content = self.deltas.get((start, after.version))
+        if content is None:
+            raise LoadInFullError(f"a tensor of version {start} is gone: load in full")
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            yield OpenDelta(
+                descriptor=file.fileno(),
+                size_bytes=len(content),
+                start=start,
+                start_manifest=before.manifest,
+                epoch=after.epoch,
+                version=after.version,
+                manifest=after.manifest,
+                proven=after.proven,
+            )
+
+    def close(self) -> None:
+        self.closed = True
 
     def _check(self, stream: str) -> None:
         if stream != STREAM:

@@ -5,6 +5,7 @@ import socket
 import stat
 
 import pytest
+from support.local_service import MemoryService
 
 from patchswarm.daemon.errors import ConfigError, InUseError
 from patchswarm.daemon.local.api import LocalConfig, endpoints, serve_local
@@ -120,7 +121,7 @@ def test_the_unix_socket_asks_for_no_token_and_has_the_mode_it_should(api):
 
 def test_a_short_token_or_a_public_address_is_refused(tmp_path):
     async def serve(**options):
-        async with serve_local(None, LocalConfig(socket=tmp_path / "s", **options)):
+        async with serve_local(MemoryService(tmp_path), LocalConfig(socket=tmp_path / "s", **options)):
             pass
 
     for options in ({"tcp": ("127.0.0.1", 0)}, {"tcp": ("127.0.0.1", 0), "token": "short"}):
@@ -134,7 +135,7 @@ def test_a_short_token_or_a_public_address_is_refused(tmp_path):
 
 async def test_the_socket_file_goes_with_the_api(tmp_path):
     path = tmp_path / "api.sock"
-    async with serve_local(None, LocalConfig(socket=path)):
+    async with serve_local(MemoryService(tmp_path), LocalConfig(socket=path)):
         assert path.is_socket()
     assert not path.exists()
 

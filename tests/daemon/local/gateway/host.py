@@ -196,6 +196,12 @@ class MemoryDaemon:
     def open_version(self, stream, version):
         raise NotImplementedError
 
+    def open_delta(self, stream, start, end):
+        raise NotImplementedError
+
+    def close(self):
+        pass
+
 
 @dataclass
 class Answer:
