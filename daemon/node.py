@@ -124,7 +124,8 @@ class Node:
         self._anchors: dict[str, Anchors] = {}
         self.publisher = Publisher(identity, desk, self.replica, self._make_way)
         self.fleet.blocks.read = BlockReader(self.replicas).read
-        self._room = Room(space, chunks, self.fleet)
+        self._room = Room(space, chunks, self._slots_of)
+        self.fleet.swarm.fetch.routing.room = self._room.ask
         self._retention = Retention(self.fleet, store, config.storage, publisher=self._is_head)
         self.service = NodeService(self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows)
         self._tasks = asyncio.TaskGroup()
@@ -219,7 +220,7 @@ class Node:
             _log.error("stream cannot be followed", stream=stream, reason=str(error))
 
     async def _expiring(self) -> None:
-        """Each second: end leases that ran out, and see whether what is being fetched will fit."""
+        """Each second: end leases that ran out, and make room for what waits for it."""
         while True:
             await asyncio.sleep(LEASE_CHECK_S)
             with _going_on("leases not looked after"):
@@ -229,14 +230,19 @@ class Node:
                 await self._make_room()
 
     async def _make_room(self) -> None:
-        if self._room.look(self.replicas) is None:
+        """Where there is no room for what is wanted, delete what nobody needs; if there is none still, say so."""
+        if not self._room.short:
             return
         for replica in list(self.replicas.values()):
             await self._retention.shrink(replica)
-        short = self._room.look(self.replicas)
-        if short is not None:
-            for replica in self.replicas.values():
-                replica.report(short)
+        await self._retention.sweep(at_once=True)
+        for stream in list(self._room.short):
+            self.fleet.rescan(stream)  # asks for room once more
+        for stream, what in self._room.short.items():
+            self.replicas[stream].report(what)
+
+    def _slots_of(self, stream: str) -> StreamSlots | None:
+        return self.replicas[stream].slots if stream in self.replicas else None
 
     async def _retaining(self) -> None:
         while True:

@@ -1,45 +1,51 @@
-"""Room: what the downloads under way still need is set aside, and where there is too little nothing is asked for."""
+"""Room: before anything is asked for, what is still to come and what building it takes are set aside."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ..storage.errors import NoSpaceError
-from ..storage.space import Reservation, Space
-from .fleet.fleet import Fleet
+import structlog
 
-HOLD_OFF_S: Final = 3.0
-"""How long nothing is asked for once the disk is found to be too full; looked at again before it ends."""
+from ..storage.errors import StorageError
+from ..storage.slots import StreamSlots
+from ..storage.space import SetAside, Space
+
+_log: Final = structlog.get_logger(__name__)
 
 
 class Room:
-    """Space in the chunk store's file system. `space` is shared with the slots, which may lie on the same one."""
+    """Space for the downloads of all streams in the file system of `folder`, the chunk store's.
 
-    def __init__(self, space: Space, folder: Path, fleet: Fleet) -> None:
+    `space` is shared with the slots where they lie on the same one; `slots` gives those of a stream, None for none.
+    """
+
+    def __init__(self, space: Space, folder: Path, slots: Callable[[str], StreamSlots | None]) -> None:
         self._space = space
         self._folder = folder
-        self._fleet = fleet
-        self._aside = contextlib.ExitStack()
-        self._short: str | None = None
+        self._slots = slots
+        self._aside: dict[str, SetAside] = {}
+        self.short: dict[str, str] = {}
+        """What is missing, one line for each stream that there is no room for."""
 
-    def look(self, streams: Iterable[str]) -> str | None:
-        """Set aside what is still to come of every stream; what is missing when it does not fit, one line."""
-        self._aside.close()
-        need = 0
-        for stream in streams:
-            fetching = self._fleet.view.fetching(stream)
-            if fetching is not None:
-                _, done, total = fetching
-                need += total - done
+    def ask(self, stream: str, size_bytes: int, version_bytes: int) -> bool:
+        """Set aside `size_bytes` of chunks, and what a version of `version_bytes` takes beside the slots that are here.
+
+        It takes the place of what was set aside for the stream before. False, and nothing is, when it does not fit.
+        """
+        aside, slots = self._aside.get(stream), self._slots(stream)
+        if aside is None:
+            aside = self._aside[stream] = SetAside(self._space, self._folder, f"what is to come of {stream}")
         try:
-            reserved: Reservation = self._space.reserve(self._folder, need, "what is being fetched")
-        except NoSpaceError as error:
-            if need:
-                self._fleet.hold_off(HOLD_OFF_S)
-                return str(error)
-            return None
-        self._aside.enter_context(reserved)
-        return None
+            aside.keep(size_bytes)
+            if slots is not None:
+                slots.set_aside(version_bytes)
+        except (StorageError, OSError) as error:
+            aside.give_back()
+            if stream not in self.short:  # said once, however often it is asked again
+                _log.warning("nothing is fetched: there is no room", stream=stream, reason=str(error))
+            self.short[stream] = str(error)
+            return False
+        self.short.pop(stream, None)
+        return True

@@ -21,6 +21,9 @@ from .series import Series
 _UNOBTAINABLE: Final = 2**50
 """Added to the cost of a transition that lacks chunks and that no connected peer offers."""
 
+_FIRST_STEP_SHARE: Final = 1 / 64
+"""Guess of a step's size over that of its version, before any step of the stream is known."""
+
 
 @dataclass(slots=True)
 class Following:
@@ -34,6 +37,8 @@ class Following:
     lists_first: bool = False  # a local base waits to be compared: fetch blobs only
     route: tuple[Transition, ...] | None = None
     announced: tuple[bytes, ...] | None = None  # attempts of the last RouteReady
+    asked_room: frozenset[bytes] | None = None  # attempts that room was asked for since the last plan
+    has_room: bool = True  # the answer
 
 
 class Routing:
@@ -50,6 +55,9 @@ class Routing:
         self._links = links
         self._series = series
         self._emit = emit
+        self.room: Callable[[str, int, int], bool] = lambda _stream, _size, _version: True
+        """Asked before the first request, and at each plan: whether the host can keep so many bytes that are still to
+        come of a stream, and then build a version of so many; (stream, 0, 0) when nothing is to come any more."""
         self.following: dict[str, Following] = {}
         self._stale: dict[str, float] = {}  # stream -> since when its plan is out of date
 
@@ -96,6 +104,8 @@ class Routing:
             return
         routes = self._gossip.routes(stream)
         following.route = plan_route(following.held, target, routes, self._cost, frozenset(following.bad))
+        if following.asked_room:
+            following.asked_room = None  # less is to come by now, or more
         self.check_ready(stream)
 
     def check_ready(self, stream: str) -> None:
@@ -128,20 +138,57 @@ class Routing:
         for following in self.following.values():
             if following.lists_first:
                 continue
-            route = following.route or ()
-            legs = [self._series[leg.attempt] for leg in route if leg.attempt in self._series]
-            wanted += [series for series in legs if not series.complete()]
-            following.restore = {each for each in following.restore if not self._is_whole(each)}
-            wanted += [self._series[attempt] for attempt in sorted(following.restore - {leg.attempt for leg in route})]
-            targets = following.held.union(leg.target for leg in route)
-            wanted += [
-                series
-                for series in self._series.values()
-                if series.stream == following.stream
-                and series.transition is None
-                and (not series.source or series.source in targets)
-            ]
+            found = self._wanted_of(following)
+            if self._finds_room(following, found):
+                wanted += found
         return wanted
+
+    def _wanted_of(self, following: Following) -> list[Series]:
+        route = following.route or ()
+        legs = [self._series[leg.attempt] for leg in route if leg.attempt in self._series]
+        wanted = [series for series in legs if not series.complete()]
+        following.restore = {each for each in following.restore if not self._is_whole(each)}
+        wanted += [self._series[attempt] for attempt in sorted(following.restore - {leg.attempt for leg in route})]
+        targets = following.held.union(leg.target for leg in route)
+        wanted += [
+            series
+            for series in self._series.values()
+            if series.stream == following.stream
+            and series.transition is None
+            and (not series.source or series.source in targets)
+        ]
+        return wanted
+
+    def _finds_room(self, following: Following, wanted: list[Series]) -> bool:
+        """Whether the host has room for what is wanted of one stream; asked once for the same series."""
+        attempts = frozenset(series.attempt for series in wanted)
+        if attempts != following.asked_room and (attempts or following.asked_room is not None):
+            following.asked_room = attempts
+            size = sum(self._bytes_to_come(series) for series in wanted)
+            following.has_room = self.room(following.stream, size, max(map(self._version_bytes, wanted), default=0))
+        return following.has_room
+
+    def _bytes_to_come(self, series: Series) -> int:
+        """Bytes still to fetch. One in the making is taken to be as large as the stream's newest step."""
+        missing = series.missing_bytes()
+        if series.opening is None or series.transition is not None:
+            return missing
+        steps = [each for each in self._gossip.routes(series.stream) if each.kind is Route.STEP]
+        newest = max(steps, key=lambda each: (each.epoch, each.version), default=None)
+        if not series.source:
+            expected = series.opening.size
+        elif newest is None:
+            expected = int(series.opening.size * _FIRST_STEP_SHARE)
+        else:
+            expected = sum(part.size for part in newest.parts)
+        return missing + max(expected - sum(size for _, size in series.chunks.values()), 0)
+
+    def _version_bytes(self, series: Series) -> int:
+        """Size of the version that a series leads to, 0 while that is not known."""
+        if series.opening is not None:
+            return series.opening.size
+        manifest = self._gossip.manifests.get(series.transition.target) if series.transition is not None else None
+        return manifest.size if manifest is not None else 0
 
     def wanted_lists(self) -> list[Series]:
         """Series of which only the blobs are wanted: to compare a local base with, or to fetch a version in blocks."""

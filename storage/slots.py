@@ -19,7 +19,7 @@ from .journal import Journal
 from .mapped import MappedFiles
 from .rebuild import ByteSource, Plan, plan, reshape
 from .slot_table import Lease, Slot, SlotTable, shown
-from .space import Reservation, Space
+from .space import SetAside, Space
 from .state import JOURNAL_NAME, Phase
 from .verify import DIGEST_BYTES, good_block
 
@@ -48,8 +48,19 @@ class StreamSlots(SlotTable):
         self._under: Directory | None = None
         self._recovering = False
         self._exclusive = ""
-        self._space = space or Space(self._files, margin_bytes=0)
-        self._reserved: Reservation | None = None
+        space = space or Space(self._files, margin_bytes=0)
+        self._next = SetAside(space, directory, f"the next version of {stream}")
+        """Space for the version that `begin` is making files for, or that it will."""
+
+    def set_aside(self, version_bytes: int) -> None:
+        """Keep space for a next version of so many bytes, until the next `begin` takes it; 0 gives it back.
+
+        None is needed where a directory that is here will be written, or is being. Raises NoSpaceError.
+        """
+        with self._lock:
+            has_spare = self._building is not None or len(self._directories.all) >= self.count
+            if self._building is None:
+                self._next.keep(0 if has_spare else version_bytes)
 
     def begin(self, layout: Layout, source: Slot | ByteSource | None, *, exclusive: str = "") -> Building:
         """A directory with files of `layout`, holding what of `source` matches, ready for the transition from it.
@@ -67,7 +78,7 @@ class StreamSlots(SlotTable):
             try:
                 fill, held = self._choose(layout, source, exclusive)
             except BaseException:
-                self._give_space_back()
+                self._next.give_back()
                 raise
         building = self._building
         assert building is not None
@@ -78,15 +89,10 @@ class StreamSlots(SlotTable):
             building.abort()
             raise
         finally:
-            self._give_space_back()
+            self._next.give_back()
             if held:
                 self._unpin(held)
         return building
-
-    def _give_space_back(self) -> None:
-        if self._reserved:
-            self._reserved.close()
-            self._reserved = None
 
     def _choose(
         self, layout: Layout, source: Slot | ByteSource | None, exclusive: str
@@ -127,7 +133,7 @@ class StreamSlots(SlotTable):
                 self._check_space(change, 0)
                 beside = self._directories.create(layout, beside=True)
             finally:
-                self._give_space_back()
+                self._next.give_back()
         journal = Journal(beside.path / JOURNAL_NAME, self._files)
         try:
             reshape(self._files, beside.path, change, building.mapped, journal, self._threads, overwrite_kept=False)
@@ -203,7 +209,7 @@ class StreamSlots(SlotTable):
 
     def _check_space(self, change: Plan, freed_bytes: int) -> None:
         need = max(change.space_bytes() - freed_bytes, 0)
-        self._reserved = self._space.reserve(self.directory, need, f"the next version of {self.stream}")
+        self._next.keep(need)
 
     def commit_building(
         self, building: Building, epoch: int, version: int, manifest: bytes, label: str, *, proven: bool

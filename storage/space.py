@@ -72,3 +72,25 @@ class Space:
 
     def _free_bytes(self, folder: Path, device: int) -> int:
         return self._files.free_bytes(folder) - self._reserved.get(device, 0) - self._margin_bytes
+
+
+class SetAside:
+    """What one user has set aside in the file system of `folder`, which changes with what it needs. Not thread-safe."""
+
+    def __init__(self, space: Space, folder: Path, what: str) -> None:
+        self._space = space
+        self._folder = folder
+        self._what = what
+        self._reservation: Reservation | None = None
+
+    def keep(self, size_bytes: int) -> None:
+        """Set aside so much, in the place of what was before. Raises NoSpaceError, and nothing is set aside then."""
+        self.give_back()
+        if size_bytes:
+            self._reservation = self._space.reserve(self._folder, size_bytes, self._what)
+
+    def give_back(self) -> None:
+        """Set nothing aside any more."""
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.close()

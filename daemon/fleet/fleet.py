@@ -205,10 +205,6 @@ class Fleet:
         self.swarm.fetch.request(self._now())
         self._carry_out()
 
-    def hold_off(self, wait_s: float) -> None:
-        """Ask for no chunk for so long: there is no room for it."""
-        self.swarm.fetch.hold_off(self._now() + wait_s)
-
     def forget_chunks(self, attempt: bytes) -> None:
         """The chunks of a transition were deleted here."""
         self.swarm.fetch.deleted(attempt)

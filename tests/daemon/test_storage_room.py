@@ -59,6 +59,11 @@ def until(condition, timeout_s=60):
         time.sleep(0.1)
 
 
+def chunks_in(folder):
+    """Every chunk in a store."""
+    return [path for path in folder.rglob("*") if path.is_file() and len(path.name) == 64]
+
+
 def test_a_model_that_will_not_fit_is_told_before_anything_is_made(tmp_path):
     line = [COMMAND, "init", "--home", tmp_path / "new", "--site", "x", "--listen", "127.0.0.1:7399"]
     line += ["--slot-dir", "/dev/shm/x", "--model-size", "900TB"]
@@ -103,6 +108,46 @@ def test_chunks_that_will_not_fit_are_not_fetched_until_they_do(own_fleet, strea
         fleet.head.publish(directory, stream)
         until(lambda: node.client.status(stream).last_error is not None)
         assert "bytes free" in node.client.status(stream).last_error.detail
+        assert chunks_in(disk) == []
+        ballast.unlink()
+        fleet.check(node, stream, 1, files_of(directory))
+        node.stop()
+
+
+@needs_root
+def test_two_streams_never_count_on_the_same_bytes(own_fleet, stream, tmp_path, random):
+    """Each would fit alone, beside what is never given out; the second waits until the first needs its chunks no more."""
+    fleet, other = own_fleet, f"{stream}-other"
+    node = fleet.add("node", "eu-west/b", start=False)
+    with tmpfs(tmp_path / "disk", 40) as disk:
+        (node.home / "chunks").symlink_to(disk)
+        node.start()
+        made = {
+            name: write(tmp_path / name, model(), side={"big.bin": random.bytes(14 << 20)}) for name in (stream, other)
+        }
+        for name, directory in made.items():
+            fleet.head.publish(directory, name)
+        for name, directory in made.items():
+            fleet.check(node, name, 1, files_of(directory))
+        assert "there is no room" in node.log.read_text()
+        assert "chunk not stored" not in node.log.read_text()
+        node.stop()
+
+
+@needs_root
+def test_a_version_that_no_slot_has_room_for_is_not_even_fetched(own_fleet, stream, tmp_path, random):
+    fleet = own_fleet
+    node = fleet.add("node", "eu-west/b", start=False)
+    with tmpfs(tmp_path / "ram", 24) as ram:
+        storage(node, slot_dir=str(ram))
+        ballast = ram / "ballast"
+        ballast.write_bytes(bytes(16 << 20))
+        node.start()
+        directory = write(tmp_path / "1", model(), side={"big.bin": random.bytes(14 << 20)})
+        fleet.head.publish(directory, stream)
+        until(lambda: node.client.status(stream).last_error is not None)
+        assert f"{ram / stream} has" in node.client.status(stream).last_error.detail
+        assert chunks_in(node.home / "chunks") == []
         ballast.unlink()
         fleet.check(node, stream, 1, files_of(directory))
         node.stop()

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from support.streams import model, write_tree
 
 from patchswarm.storage.catalog import Catalog
+from patchswarm.storage.checkpoint import scan
 from patchswarm.storage.errors import HomeError, NoSpaceError
 from patchswarm.storage.files import Files
 from patchswarm.storage.slot_dir import MARKER_NAME, Found, check_fit, home_of, open_slot_dir
-from patchswarm.storage.space import Space
+from patchswarm.storage.slots import StreamSlots
+from patchswarm.storage.space import SetAside, Space
 
 
 class Disk(Files):
@@ -40,6 +43,42 @@ def test_what_was_written_is_not_counted_twice(tmp_path):
         reserved.spend(10_000)
         assert space.free_bytes(tmp_path) == 600
     assert space.free_bytes(tmp_path) == 600
+
+
+def test_what_one_user_set_aside_changes_with_its_need_and_is_never_counted_twice(tmp_path):
+    space = Space(Disk(), margin_bytes=0)
+    one, two = (SetAside(space, tmp_path, what) for what in ("one", "two"))
+    one.keep(600)
+    with pytest.raises(NoSpaceError, match=r"400 bytes free and two needs 500"):
+        two.keep(500)
+    one.keep(500)
+    two.keep(500)
+    with pytest.raises(NoSpaceError, match="one needs 501"):
+        one.keep(501)
+    two.keep(1000)
+    two.give_back()
+    two.give_back()
+    assert space.free_bytes(tmp_path) == 1000
+
+
+def test_slots_set_aside_what_a_version_takes_beside_them_and_begin_takes_it_over(tmp_path, catalog):
+    disk = Disk()
+    disk.free = size = (layout := scan(write_tree(tmp_path / "model", model(1))).layout).size * 2
+    space = Space(disk, margin_bytes=0)
+    slots = StreamSlots(tmp_path / "slots", "qwen", catalog, disk, space=space)
+    slots.open()
+    slots.set_aside(size)
+    assert space.free_bytes(tmp_path) == 0
+    building = slots.begin(layout, None)
+    assert space.free_bytes(tmp_path) == size, "the files are there now"
+    slots.set_aside(size)
+    assert space.free_bytes(tmp_path) == size, "a directory is being written: none is needed beside it"
+    building.abort()
+    with pytest.raises(NoSpaceError, match="needs .*: free some"):
+        slots.set_aside(size + 1)
+    slots.set_aside(1)
+    slots.set_aside(0)
+    assert space.free_bytes(tmp_path) == size
 
 
 @pytest.fixture
