@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from ..storage.slot_dir import Found, SlotDirectory, open_slot_dir
 from ..storage.slots import StreamSlots
 from ..storage.space import Space
 from .anchors import Anchors
+from .attending import attend
 from .background import in_thread
 from .blocks import BlockReader
 from .config import Config, Stream
@@ -38,6 +39,7 @@ from .home import Home
 from .joining import Joining
 from .local.api import LocalConfig, serve_local
 from .local.gateway.run import configured, keep_gateway
+from .manager import ServiceManager
 from .publisher import Publisher
 from .replica import Replica
 from .retention import Retention
@@ -52,7 +54,7 @@ LEASE_CHECK_S: Final = 1.0
 RETENTION_S: Final = 30.0
 
 
-async def serve(root: Path, config: Config, identity: Identity) -> None:
+async def serve(root: Path, config: Config, identity: Identity, manager: ServiceManager) -> None:
     """Run a daemon on the home at `root` until cancelled. Raises DaemonError when it cannot start."""
     home = Home.at(root)
     listening = bind(config.node.listen) if config.node.listen else None
@@ -77,7 +79,7 @@ async def serve(root: Path, config: Config, identity: Identity) -> None:
             )
         _tell(slot_dir)
         node = Node(config, identity, Issuer.of(home, identity, config), store, catalog, slot_dir, home.chunks)
-        await node.run(listening)
+        await node.run(listening, partial(attend, node, home, manager))
 
 
 def _tell(slot_dir: SlotDirectory) -> None:
@@ -104,7 +106,7 @@ class Node:
         slot_dir: SlotDirectory,
         chunks: Path,
     ) -> None:
-        self._config = config
+        self.config = config
         self._store = store
         self._catalog = catalog
         self._threads = os.cpu_count() or 1
@@ -130,9 +132,11 @@ class Node:
         self.service = NodeService(self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows)
         self._tasks = asyncio.TaskGroup()
 
-    async def run(self, listening: socket.socket | None) -> None:
-        """Serve until cancelled."""
-        local = self._config.local
+    async def run(
+        self, listening: socket.socket | None, attend: Callable[[], Coroutine[object, object, None]] | None = None
+    ) -> None:
+        """Serve until cancelled; `attend` runs from when the sockets answer."""
+        local = self.config.local
         tcp = parse_address(local.tcp) if local.tcp else None
         token = local.token_file.read_text().strip() if tcp else ""
         async with (
@@ -143,25 +147,35 @@ class Node:
             self._tasks.create_task(self._expiring())
             self._tasks.create_task(self._retaining())
             self._tasks.create_task(self._scrubbing())
-            if self._config.gateway.listen:
-                gateway = configured(self._config.gateway, local.socket)
+            if self.config.gateway.listen:
+                gateway = configured(self.config.gateway, local.socket)
                 self._tasks.create_task(keep_gateway(gateway))
-            _log.info("ready", node=short(self.fleet.node), site=self._config.node.site, socket=str(local.socket))
+            _log.info("ready", node=short(self.fleet.node), site=self.config.node.site, socket=str(local.socket))
+            if attend is not None:
+                self._tasks.create_task(attend())
             await asyncio.Event().wait()
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another configuration, of which `reloading.RELOADABLE` may differ."""
+        self.config = config
+        self.fleet.set_limits(config.limits)
+        self._retention.set_limits(config.storage)
+        for upkeep in self.upkeeps.values():
+            upkeep.set_pace(every_s=config.storage.verify_every_s, share=config.storage.upkeep_share)
 
     def replica(self, stream: str) -> Replica:
         """The replica of a stream, made and started when it is new."""
         known = self.replicas.get(stream)
         if known is not None:
             return known
-        storage = self._config.storage
+        storage = self.config.storage
         # The head keeps one slot more: the one that skip and full transitions are made from.
         count = min(storage.slots + 1, 4) if self._is_head else storage.slots
         slots = StreamSlots(
             storage.slot_dir / stream, stream, self._catalog, count=count, threads=self._threads, space=self._slot_space
         )
         slots.open()
-        options = self._config.stream.get(stream, Stream())
+        options = self.config.stream.get(stream, Stream())
         pause_s = 0.0 if self._slot_dir.in_memory else None
         made = Replica(
             stream,
@@ -196,7 +210,7 @@ class Node:
         """Do what the fleet wants done on this host."""
         match effect:
             case StreamKnown(stream) | HeadMoved(stream):
-                if self._config.streams.follows(stream) and stream not in self._unusable:
+                if self.config.streams.follows(stream) and stream not in self._unusable:
                     self._follow(stream)
             case RouteReady(stream, route):
                 if stream in self.replicas:
@@ -262,12 +276,11 @@ class Node:
 
     async def _scrubbing(self) -> None:
         """Hash every chunk again now and then; a damaged one is taken away, and fetched again where it is wanted."""
-        every_s = self._config.storage.verify_every_s
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(self.config.storage.verify_every_s)
             report = ScrubReport()
             with _going_on("chunks not checked"):
-                await in_thread(partial(scrub_chunks, self._store, report=report), self._config.storage.upkeep_share)
+                await in_thread(partial(scrub_chunks, self._store, report=report), self.config.storage.upkeep_share)
             if report.damaged_chunks:
                 _log.error("damaged chunks removed", chunks=[name.hex()[:12] for name in report.damaged_chunks[:8]])
                 for replica in self.replicas.values():

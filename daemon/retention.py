@@ -105,10 +105,14 @@ class Retention:
         self._fleet = fleet
         self._store = store
         self._publisher = publisher
-        self._limits = Limits(storage.retain_versions, storage.retain_bytes or None, storage.retain_age_s or None)
+        self.set_limits(storage)
         self._since: dict[str, dict[bytes, float]] = {}
         self._unclaimed = set(store.names())  # by what this daemon knows of; found in the store when it started
         self._began_s = time.monotonic()
+
+    def set_limits(self, storage: Storage) -> None:
+        """Keep as many versions, bytes and seconds as this says."""
+        self._limits = Limits(storage.retain_versions, storage.retain_bytes or None, storage.retain_age_s or None)
 
     async def run(self, replica: Replica) -> None:
         """Delete what is over the limits in one stream."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import errno
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,17 @@ from .config import Config
 from .errors import InUseError
 from .fleet.identity import Identity
 from .home import Home
+from .manager import ServiceManager
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 
 def run(home: Home) -> None:
-    """Serve until SIGTERM or SIGINT. Raises DaemonError for what keeps it from starting, or from going on."""
+    """Serve until SIGTERM or SIGINT; SIGHUP reads config.toml again.
+
+    Raises DaemonError for what keeps it from starting, or from going on.
+    """
     home.check()
     config = Config.load(home)
     identity = Identity.load(home)
@@ -30,17 +35,18 @@ def run(home: Home) -> None:
 
         from .node import serve
 
+        manager = ServiceManager.of(os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                runner.run(_until_told(serve(home.root, config, identity)))
+                runner.run(_until_told(serve(home.root, config, identity, manager), manager))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 raise InUseError(f"{error.strerror}; stop who has it, or change node.listen in {home.config}") from None
 
 
-async def _until_told(serving: Coroutine[object, object, None]) -> None:
-    """Run `serving` until it ends or a signal cancels it, which is how it is told to stop."""
+async def _until_told(serving: Coroutine[object, object, None], manager: ServiceManager) -> None:
+    """Run `serving` until it ends or a signal cancels it, which is how it is told to stop. SIGHUP asks it to reload."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(serving)
     stopped = False
@@ -48,10 +54,12 @@ async def _until_told(serving: Coroutine[object, object, None]) -> None:
     def stop() -> None:
         nonlocal stopped
         stopped = True
+        manager.stopping()
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, manager.reload_wanted.set)
     try:
         await task
     except asyncio.CancelledError:

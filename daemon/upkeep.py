@@ -59,8 +59,7 @@ class Upkeep:
     def __init__(self, replica: Replica, fetch: FetchBlocks, *, every_s: float, share: float) -> None:
         self._replica = replica
         self._fetch = fetch
-        self._every_s = every_s
-        self._share = share
+        self.set_pace(every_s=every_s, share=share)
         self._lock = asyncio.Lock()
         began_s = time.monotonic()
         self._due_s: dict[tuple[bytes, bool], float] = {}  # slots that were checked, or could not be: when next
@@ -68,6 +67,11 @@ class Upkeep:
         self._without_lists_s: dict[bytes, float] = {}
         self.checking: int | None = None
         """The version that is being verified before it may be served."""
+
+    def set_pace(self, *, every_s: float, share: float) -> None:
+        """Check each slot at least so often, with at most this share of the time."""
+        self._every_s = every_s
+        self._share = share
 
     async def run(self) -> None:
         """Check what is due until cancelled."""

@@ -41,7 +41,7 @@ from ...protocol.swarm import Settings, Swarm
 from ...storage.catalog import Catalog
 from ...storage.chunks import ChunkStore
 from ...storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
-from ..config import Config
+from ..config import Config, Limits
 from ..units import parse_address
 from . import tls
 from .blocks import BlockDesk
@@ -226,6 +226,10 @@ class Fleet:
         self.standing.said_s = self._now()
         self.swarm.announce(self._record.sign(), self._now())
         self._carry_out()
+
+    def set_limits(self, limits: Limits) -> None:
+        """Go on with other upload and download limits."""
+        self._traffic.set_limits(limits)
 
     def upload_rate(self, number: int) -> float:
         """Bytes per second sent to a link of late."""

@@ -14,6 +14,10 @@ class Pacer:
         self._rate = rate
         self._free_at_s = 0.0
 
+    def set_rate(self, rate: float) -> None:
+        """Go on at another rate."""
+        self._rate = rate
+
     def book(self, size: int, now_s: float) -> float:
         """Count `size` bytes that are about to move, or just moved; returns the seconds to wait because of them."""
         if not self._rate:

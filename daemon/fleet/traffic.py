@@ -50,6 +50,11 @@ class Traffic:
         self._paused_until_s = 0.0
         self._looking_again = False
 
+    def set_limits(self, limits: Limits) -> None:
+        """Go on with other rates."""
+        self._upload.set_rate(limits.upload)
+        self._download.set_rate(limits.download)
+
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -33,7 +33,7 @@ def serving(monkeypatch, coroutine):
 def test_a_signal_ends_it_after_it_has_tidied_up(head, monkeypatch, number):
     seen = []
 
-    async def serve(root, config, identity):
+    async def serve(root, config, identity, _manager):
         seen.append((root, config, identity.node_id))
         os.kill(os.getpid(), number)
         try:
@@ -48,7 +48,7 @@ def test_a_signal_ends_it_after_it_has_tidied_up(head, monkeypatch, number):
 
 
 def test_the_home_is_locked_as_long_as_it_serves(head, monkeypatch):
-    async def serve(_root, _config, _identity):
+    async def serve(_root, _config, _identity, _manager):
         with pytest.raises(InUseError, match=f"in use by process {os.getpid()}"), head.home.lock():
             pytest.fail("the home was free")
 
@@ -59,7 +59,7 @@ def test_the_home_is_locked_as_long_as_it_serves(head, monkeypatch):
 
 
 def test_a_cancellation_of_its_own_is_no_signal(head, monkeypatch):
-    async def serve(_root, _config, _identity):
+    async def serve(_root, _config, _identity, _manager):
         raise asyncio.CancelledError
 
     serving(monkeypatch, serve)
@@ -68,7 +68,7 @@ def test_a_cancellation_of_its_own_is_no_signal(head, monkeypatch):
 
 
 def test_an_address_in_use_is_one_clear_error(head, monkeypatch):
-    async def serve(_root, _config, _identity):
+    async def serve(_root, _config, _identity, _manager):
         raise OSError(errno.EADDRINUSE, "error while attempting to bind on address ('127.0.0.1', 7340)")
 
     serving(monkeypatch, serve)
