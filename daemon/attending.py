@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final, Protocol
 
+import aiohttp
 import structlog
 
 from . import logs
 from .config import Config
 from .errors import ConfigError
-from .local.aio_connection import AsyncConnection
-from .local.model import Health
+from .home import Home
 from .manager import ServiceManager
 from .reloading import reload
 
-if TYPE_CHECKING:
-    from .home import Home
-    from .node import Node
-
 _log: Final = structlog.get_logger(__name__)
 
-PROBE_TIMEOUT_S: Final = 30.0
+
+class Node(Protocol):
+    """The running node, as far as it matters here."""
+
+    config: Config
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another configuration."""
+        ...
 
 
 async def attend(node: Node, home: Home, manager: ServiceManager) -> None:
     """Until cancelled; begins when the node's sockets answer."""
     manager.ready()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(manager.keep_alive(lambda: _answers(node.config)))
+        tasks.create_task(manager.keep_alive(lambda: _answers(node.config.local.socket)))
         while True:
             await manager.reload_wanted.wait()
             manager.reload_wanted.clear()
@@ -37,14 +42,13 @@ async def attend(node: Node, home: Home, manager: ServiceManager) -> None:
             manager.ready()
 
 
-async def _answers(config: Config) -> None:
-    """Ask the node for its health as any other program would. Raises LocalError when it does not answer."""
-    connection = AsyncConnection(config.local.socket, "", PROBE_TIMEOUT_S)
-    await connection.open()
-    try:
-        await connection.call("GET", "/healthz", Health)
-    finally:
-        await connection.close()
+async def _answers(socket: Path) -> None:
+    """Ask for the node's health as any other program would. Raises ClientError when it does not answer."""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
+        session.get("http://localhost/healthz") as answer,
+    ):
+        answer.raise_for_status()
 
 
 def _reload(node: Node, home: Home) -> None:
