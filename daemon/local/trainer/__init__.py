@@ -1,0 +1,1 @@
+"""Trainer side: state dicts and checkpoint folders become versions."""
