@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 import yarl
 
+from .asks import Ask
 from .connection import DaemonAddress, decode, error_of
 from .errors import ConnectionLostError
 
@@ -36,39 +37,22 @@ class AsyncConnection:
         if self._session is not None:
             await self._session.close()
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        kind: type[T],
-        *,
-        query: Mapping[str, object] | None = None,
-        body: msgspec.Struct | None = None,
-        timeout_s: float | None = None,
-    ) -> T:
-        """One exchange, its answer read as `kind`. Raises what `exchange` raises."""
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        async with self.exchange(method, path, query=query, body=body, timeout_s=timeout_s) as response:
-            return decode(await response.read() or b"{}", kind)
+    async def ask(self, ask: Ask[T]) -> T:
+        """One exchange, its answer read as what it should be. Raises what `exchange` raises."""
+        async with self.exchange(ask) as response:
+            return decode(await response.read() or b"{}", ask.answer)
 
     @asynccontextmanager
-    async def exchange(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        body: msgspec.Struct | None = None,
-        timeout_s: float | None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def exchange(self, ask: Ask[Any]) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send one request; the context gives its answer, the body unread. As `DaemonAddress.exchange`."""
         assert self._session is not None, "enter the client's context first"
-        given = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        url = yarl.URL(self._address.origin + path, encoded=True)
-        data = None if body is None else msgspec.json.encode(body)
+        given = {name: str(value) for name, value in ask.query.items() if value is not None}
+        url = yarl.URL(self._address.origin + ask.path, encoded=True)
+        data = None if ask.body is None else msgspec.json.encode(ask.body)
+        timeout_s = ask.timeout_s(self._timeout_s)
         try:
             async with self._session.request(
-                method,
+                ask.method,
                 url.with_query(given) if given else url,
                 data=data,
                 headers={} if data is None else {"Content-Type": "application/json"},

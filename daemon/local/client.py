@@ -12,40 +12,32 @@ is imported with the first `tensors`, torch with the first tensor asked for as o
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from http.client import HTTPResponse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .connection import DaemonAddress, decode, default_socket, read_json, stream_path
-from .errors import ConnectionLostError, LocalError, NotReadyError, VersionNotReadyError
+from . import asks
+from .asks import Ask
+from .connection import DaemonAddress, default_socket, read_json
+from .errors import LocalError, NotReadyError, VersionNotReadyError
 from .lease import Lease
 from .model import (
-    PeerList,
     PeerStatus,
-    PublishLine,
     PublishProgress,
-    PublishRequest,
     PublishResult,
     Readiness,
     SlotCheck,
-    StreamList,
     StreamStatus,
     TensorList,
-    VerifyReport,
-    VerifyRequest,
     VersionInfo,
-    VersionList,
 )
 
 if TYPE_CHECKING:
     from .tensors import Tensors
 
 __all__ = ["Client", "Lease", "LocalError"]
-
-LONG_POLL_S: Final = 60.0
-"""Longest single wait; longer ones are asked again, so that a dead connection is noticed."""
 
 T = TypeVar("T")
 
@@ -64,19 +56,19 @@ class Client:
 
     def streams(self) -> list[StreamStatus]:
         """The streams that the node follows."""
-        return self._get("/v1/streams", StreamList).streams
+        return self._ask(asks.streams()).streams
 
     def status(self, stream: str) -> StreamStatus:
         """State, current version, head, lag and progress of a stream."""
-        return self._get(stream_path(stream), StreamStatus)
+        return self._ask(asks.status(stream))
 
     def version(self, stream: str) -> VersionInfo:
         """The current version. Raises VersionNotReadyError when there is none yet."""
-        return self._get(stream_path(stream, "version"), VersionInfo)
+        return self._ask(asks.version(stream))
 
     def versions(self, stream: str) -> list[VersionInfo]:
         """Committed versions that the node knows, newest first."""
-        return self._get(stream_path(stream, "versions"), VersionList).versions
+        return self._ask(asks.versions(stream)).versions
 
     def wait(
         self, stream: str, at_least: int = 0, timeout_s: float | None = None, *, epoch: int | None = None
@@ -85,41 +77,14 @@ class Client:
 
         With an epoch, (epoch, version) is compared.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left = LONG_POLL_S if deadline is None else max(0.0, min(LONG_POLL_S, deadline - time.monotonic()))
-            query = {"min": at_least, "wait": left, "epoch": epoch}
-            try:
-                with self._address.exchange(
-                    "GET", stream_path(stream, "version"), query=query, timeout_s=left + self._timeout_s
-                ) as response:
-                    return read_json(response, VersionInfo)
-            except VersionNotReadyError:
-                if deadline is not None and time.monotonic() >= deadline:
-                    return None
+        return self._wait(asks.Waiting(stream, at_least, timeout_s, epoch))
 
     def find(self, stream: str, label: str, timeout_s: float = 0.0) -> VersionInfo | None:
         """The newest version with a label that was committed here, or None when there is none after `timeout_s`.
 
         Its `path` is None when its bytes have made way for a newer version's.
         """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left = max(0.0, min(LONG_POLL_S, deadline - time.monotonic()))
-            query = {"label": label, "wait": left}
-            try:
-                with self._address.exchange(
-                    "GET", stream_path(stream, "version"), query=query, timeout_s=left + self._timeout_s
-                ) as response:
-                    return read_json(response, VersionInfo)
-            except VersionNotReadyError:
-                if time.monotonic() >= deadline:
-                    return None
-
-    def tensor_list(self, stream: str, version: int | None = None) -> TensorList:
-        """Names, dtypes, shapes and places of a version's tensors, of the current version without a number."""
-        number = "current" if version is None else version
-        return self._get(stream_path(stream, "versions", number, "tensors"), TensorList)
+        return self._wait(asks.Waiting(stream, 0, timeout_s, label=label))
 
     def follow(self, stream: str) -> Iterator[VersionInfo]:
         """The current version, then each newer one as it is committed, without end; some may be skipped."""
@@ -141,8 +106,7 @@ class Client:
         from .tensors import Tensors  # brings numpy
 
         with self.lease(stream, version, ttl_s) as lease:
-            path = stream_path(stream, "versions", lease.version, "tensors")
-            listing = self._get(path, TensorList)
+            listing = self._ask(asks.tensors(stream, lease.version))
             if listing.version.manifest != lease.info.manifest:
                 raise LocalError(f"version {lease.version} of {stream!r} changed while it was opened; try again")
             tensors = Tensors(lease.path, listing.version, listing.tensors)
@@ -150,6 +114,10 @@ class Client:
                 yield tensors
             finally:
                 tensors.release()
+
+    def tensor_list(self, stream: str, version: int | None = None) -> TensorList:
+        """Names, dtypes, shapes and places of a version's tensors, of the current one without a number."""
+        return self._ask(asks.tensors(stream, version))
 
     def pull(
         self,
@@ -189,41 +157,43 @@ class Client:
         Being interrupted abandons the publish. Raises NotPublisherError, BadSourceError, VersionNotRisingError or
         PublishBusyError.
         """
-        request = PublishRequest(directory=os.path.abspath(directory), version=version, label=label, base=base)  # noqa: PTH100
-        path = stream_path(stream, "versions")
-        with self._address.exchange("POST", path, body=request, timeout_s=None) as response:
-            for text in response:
-                line = decode(text, PublishLine)
-                if line.problem is not None:
-                    raise LocalError.of(line.problem)
-                if line.result is not None:
-                    return line.result
-                if line.progress is not None and progress is not None:
-                    progress(line.progress)
-        raise ConnectionLostError(
-            "the daemon went away during the publish; 'patchswarm versions' tells what became of it"
-        )
+        publishing = asks.Publishing(directory, stream, version, label, progress, base=base)
+        with self._exchange(publishing.ask) as response:
+            for line in response:
+                if publishing.read(line):
+                    break
+        return publishing.result
 
     def verify(self, stream: str, *, repair: bool = False) -> list[SlotCheck]:
         """Have every slot of a stream held against its digest table, and wrong blocks mended with `repair`.
 
         Takes as long as reading the slots does.
         """
-        path = stream_path(stream, "verify")
-        with self._address.exchange("POST", path, body=VerifyRequest(repair=repair), timeout_s=None) as response:
-            return read_json(response, VerifyReport).slots
+        return self._ask(asks.verify(stream, repair=repair)).slots
 
     def peers(self) -> list[PeerStatus]:
         """The other nodes, as this one sees them."""
-        return self._get("/v1/peers", PeerList).peers
+        return self._ask(asks.peers()).peers
 
     def ready(self) -> Readiness:
         """Whether the node serves current weights, and if not, why."""
         try:
-            return self._get("/readyz", Readiness)
+            return self._ask(asks.ready())
         except NotReadyError as error:
-            return Readiness(ready=False, reasons=[str(reason) for reason in error.context.get("reasons", [])])
+            return asks.unready(error)
 
-    def _get(self, path: str, kind: type[T]) -> T:
-        with self._address.exchange("GET", path, timeout_s=self._timeout_s) as response:
-            return read_json(response, kind)
+    def _wait(self, waiting: asks.Waiting) -> VersionInfo | None:
+        while True:
+            try:
+                return self._ask(waiting.turn())
+            except VersionNotReadyError:
+                if waiting.over:
+                    return None
+
+    def _ask(self, ask: Ask[T]) -> T:
+        with self._exchange(ask) as response:
+            return read_json(response, ask.answer)
+
+    def _exchange(self, ask: Ask[Any]) -> AbstractContextManager[HTTPResponse]:
+        timeout_s = ask.timeout_s(self._timeout_s)
+        return self._address.exchange(ask.method, ask.path, query=ask.query, body=ask.body, timeout_s=timeout_s)

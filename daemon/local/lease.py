@@ -6,14 +6,18 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
-from .connection import DaemonAddress, read_json, stream_path
+from . import asks
+from .asks import Ask
+from .connection import DaemonAddress, decode
 from .errors import LeaseGoneError, LocalError, UnknownLeaseError
-from .model import LeaseInfo, LeaseRequest, RenewRequest
+from .model import LeaseInfo
 
 RENEWALS_PER_TTL: Final = 3
 """A lease is renewed so often within its life that two lost renewals do no harm."""
+
+T = TypeVar("T")
 
 
 class Hold:
@@ -22,6 +26,7 @@ class Hold:
     def __init__(self) -> None:
         self._info: LeaseInfo | None = None
         self._lost: LocalError | None = None
+        self._good_until_s = 0.0
 
     @property
     def info(self) -> LeaseInfo:
@@ -44,6 +49,17 @@ class Hold:
         """Whether the whole digest table has confirmed the slot; may become true while the lease is held."""
         return self.info.proven
 
+    def _took(self, info: LeaseInfo, asked_s: float, ttl_s: float) -> None:
+        """The daemon granted or renewed it, asked at `asked_s` (monotonic)."""
+        self._info = info
+        self._good_until_s = asked_s + ttl_s
+
+    def _is_lost(self, error: LocalError) -> bool:
+        """Whether a renewal that failed was the last: the daemon may be back before the lease runs out."""
+        if isinstance(error, LeaseGoneError | UnknownLeaseError) or time.monotonic() >= self._good_until_s:
+            self._lost = error
+        return self._lost is not None
+
     def check(self) -> None:
         """Raise LeaseGoneError or UnknownLeaseError when the hold is known to be lost."""
         if self._lost is not None:
@@ -63,16 +79,15 @@ class Lease(Hold):
     ) -> None:
         super().__init__()
         self._address = address
-        self._stream = stream
-        self._wanted = LeaseRequest(version=version, ttl_s=ttl_s)
+        self._wanted = asks.lease(stream, version, ttl_s)
+        self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._leave = threading.Event()
         self._renewer = threading.Thread(target=self._renew_until_left, name="patchswarm-lease", daemon=True)
 
     def __enter__(self) -> Self:
-        path = stream_path(self._stream, "leases")
-        with self._address.exchange("POST", path, body=self._wanted, timeout_s=self._timeout_s) as response:
-            self._info = read_json(response, LeaseInfo)
+        asked_s = time.monotonic()
+        self._took(self._ask(self._wanted), asked_s, self._ttl_s)
         self._renewer.start()
         return self
 
@@ -83,28 +98,22 @@ class Lease(Hold):
         self._renewer.join()
         try:
             self.check()
-            path = stream_path(self._stream, "leases", self.info.lease)
-            with self._address.exchange("DELETE", path, timeout_s=self._timeout_s):
-                pass
+            self._ask(asks.release(self.info))
         except LocalError:
             if error is None:
                 raise
 
     def _renew_until_left(self) -> None:
-        ttl_s = self._wanted.ttl_s
-        path = stream_path(self._stream, "leases", self.info.lease)
-        good_until = time.monotonic() + ttl_s
-        while not self._leave.wait(ttl_s / RENEWALS_PER_TTL):
-            asked = time.monotonic()
+        while not self._leave.wait(self._ttl_s / RENEWALS_PER_TTL):
+            asked_s = time.monotonic()
             try:
-                body = RenewRequest(ttl_s=ttl_s)
-                with self._address.exchange("PUT", path, body=body, timeout_s=self._timeout_s) as response:
-                    self._info = read_json(response, LeaseInfo)
-                good_until = asked + ttl_s
-            except (LeaseGoneError, UnknownLeaseError) as error:
-                self._lost = error
-                return
-            except LocalError as error:  # the daemon may be back before the lease runs out
-                if time.monotonic() >= good_until:
-                    self._lost = error
+                self._took(self._ask(asks.renew(self.info, self._ttl_s)), asked_s, self._ttl_s)
+            except LocalError as error:
+                if self._is_lost(error):
                     return
+
+    def _ask(self, ask: Ask[T]) -> T:
+        with self._address.exchange(
+            ask.method, ask.path, query=ask.query, body=ask.body, timeout_s=ask.timeout_s(self._timeout_s)
+        ) as response:
+            return decode(response.read() or b"{}", ask.answer)
