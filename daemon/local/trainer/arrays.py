@@ -98,7 +98,8 @@ def spec_of(name: str, tensor: Any, cast: Cast) -> Spec:
     if isinstance(tensor, Raw):
         size = memoryview(tensor.data).nbytes
         return Spec(tensor.dtype, tuple(tensor.shape), size, _width(prod(tensor.shape), size))
-    _check(name, tensor)
+    if (problem := problem_of(tensor)) is not None:
+        raise BadTensorError(f"tensor {name!r} {problem}")
     dtype = DTYPES.get(_dtype_name(tensor.dtype))
     if dtype is None:
         raise BadTensorError(f"tensor {name!r} is {tensor.dtype}, which safetensors has no name for: convert it first")
@@ -114,7 +115,7 @@ def spec_of(name: str, tensor: Any, cast: Cast) -> Spec:
 
 def identity(tensor: Any) -> object | None:
     """Equal for two tensors that are the same elements of the same memory; None where that cannot be told."""
-    if isinstance(tensor, Raw) or 0 in tensor.shape:
+    if isinstance(tensor, Raw) or problem_of(tensor) is not None or 0 in tensor.shape:
         return None
     if _is_torch(tensor):
         return str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
@@ -150,7 +151,7 @@ class Reader:
         target = self._target(name, tensor, cast)
         tensor = tensor.detach().resolve_conj().resolve_neg()
         parts = (
-            (part if target is None else part.to(target)).contiguous().reshape(-1).view(torch.uint8)
+            _flat(part if target is None else part.to(target)).view(torch.uint8)
             for part in _parts(tensor, lambda each: each.is_contiguous(), self._limit(tensor, target))
         )
         if tensor.device.type == "cuda":
@@ -226,19 +227,28 @@ def _parts(array: Any, contiguous: Any, limit: int) -> Iterator[Any]:
                 yield from _parts(row, contiguous, limit)
 
 
-def _check(name: str, tensor: Any) -> None:
+def _flat(part: Any) -> Any:
+    """A torch tensor in one dimension of stride 1, which a contiguous tensor of a single element need not have."""
+    return part.contiguous().reshape(-1).as_strided((part.numel(),), (1,))
+
+
+def problem_of(tensor: Any) -> str | None:
+    """Why a value of a state dict has no plain bytes of its own, or None when it has."""
+    if isinstance(tensor, Raw):
+        return None
     if hasattr(tensor, "full_tensor"):
-        raise BadTensorError(
-            f"tensor {name!r} is a DTensor, of which this rank holds a part: have every rank stage its share with "
+        return (
+            "is a DTensor, of which this rank holds a part: have every rank stage its share with "
             "`share(state_dict, rank, world)`"
         )
     if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):
-        raise BadTensorError(f"{name!r} is {type(tensor).__name__}, not a tensor: leave it out of the state dict")
+        return f"is {type(tensor).__name__}, not a tensor: leave it out of the state dict"
     if _is_torch(tensor):
         if tensor.device.type == "meta":
-            raise BadTensorError(f"tensor {name!r} is on the meta device and has no data: load or gather it first")
+            return "is on the meta device and has no data: load or gather it first"
         if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
-            raise BadTensorError(f"tensor {name!r} is sparse or quantized by torch: convert it to a plain tensor first")
+            return "is sparse or quantized by torch: convert it to a plain tensor first"
+    return None
 
 
 def _width(count: int, size: int) -> int:

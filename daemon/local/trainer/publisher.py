@@ -229,7 +229,7 @@ def untied(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     kept: dict[str, Any] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
-        known = identity(tensor) if hasattr(tensor, "dtype") and not hasattr(tensor, "full_tensor") else None
+        known = identity(tensor)
         if known is not None and first.setdefault(known, name) != name:
             aliases[name] = first[known]
         else:

@@ -229,7 +229,7 @@ def test_a_stream_that_fails_half_way_publishes_nothing(publisher, head, staging
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({"a": 3}, "'a' is int, not a tensor"),
+        ({"a": 3}, "tensor 'a' is int, not a tensor"),
         ({"a": np.array(["x"])}, "tensor 'a' is <U1"),
         ({"a": Raw("F32", (2,), b"1234567")}, None),
         ({}, "no tensor to publish"),
