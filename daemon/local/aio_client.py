@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from . import asks
 from .aio_connection import AsyncConnection
@@ -27,6 +27,9 @@ from .model import (
     StreamStatus,
     VersionInfo,
 )
+
+if TYPE_CHECKING:
+    from .delta_file import Delta
 
 
 class AsyncClient:
@@ -98,6 +101,18 @@ class AsyncClient:
                 if publishing.read(line):
                     break
         return publishing.result
+
+    async def delta(self, stream: str, start: int, end: int | None = None) -> Delta:
+        """What changes from one version to another, as `Client.delta`."""
+        from .delta_file import buffer_for, whole  # brings numpy
+
+        async with self._connection.exchange(asks.delta(stream, start, end)) as response:
+            buffer = buffer_for(response.content_length)
+            rest = memoryview(buffer)
+            async for chunk in response.content.iter_any():
+                rest[: len(chunk)] = chunk
+                rest = rest[len(chunk) :]
+        return whole(buffer, len(rest))
 
     async def verify(self, stream: str, *, repair: bool = False) -> list[SlotCheck]:
         """Have every slot of a stream held against its digest table, and wrong blocks mended with `repair`."""

@@ -35,6 +35,7 @@ from .model import (
 )
 
 if TYPE_CHECKING:
+    from .delta_file import Delta
     from .tensors import Tensors
 
 __all__ = ["Client", "Lease", "LocalError"]
@@ -114,6 +115,21 @@ class Client:
                 yield tensors
             finally:
                 tensors.release()
+
+    def delta(self, stream: str, start: int, end: int | None = None) -> Delta:
+        """What changes from version `start`, which must be held here, to `end`, the current one for None; see `Delta`.
+
+        Lease `start` for as long as deltas from it are wanted. Making it takes as long as reading the version does;
+        it is held in memory. Raises UnknownVersionError, or LoadInFullError when no delta leads there.
+        """
+        from .delta_file import buffer_for, whole  # brings numpy
+
+        with self._exchange(asks.delta(stream, start, end)) as response:
+            buffer = buffer_for(response.length)
+            rest = memoryview(buffer)
+            while rest and (size := response.readinto(rest)):
+                rest = rest[size:]
+        return whole(buffer, len(rest))
 
     def tensor_list(self, stream: str, version: int | None = None) -> TensorList:
         """Names, dtypes, shapes and places of a version's tensors, of the current one without a number."""

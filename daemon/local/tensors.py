@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # safetensors' dtypes as numpy has them. What numpy does not know comes as raw integers of the same width, and
 # what is packed several to a byte comes as its bytes.
-_NUMPY: Final[dict[str, str]] = {
+NUMPY: Final[dict[str, str]] = {
     "BOOL": "?",
     "U8": "u1",
     "I8": "i1",
@@ -39,7 +39,7 @@ _NUMPY: Final[dict[str, str]] = {
     "I64": "<i8",
     "F64": "<f8",
 }
-_TORCH: Final[dict[str, str]] = {
+TORCH: Final[dict[str, str]] = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -87,12 +87,12 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         info = self.info(name)
-        dtype = np.dtype(_NUMPY.get(info.dtype, "u1"))
+        dtype = np.dtype(NUMPY.get(info.dtype, "u1"))
         count = info.size_bytes // dtype.itemsize
         # an empty file cannot be mapped
         array = np.frombuffer(self._map(info.file), dtype, count, info.offset) if count else np.empty(0, dtype)
         array.flags.writeable = False
-        return array.reshape(_storage_shape(info.shape, count))
+        return array.reshape(storage_shape(info.shape, count))
 
     def info(self, name: str) -> TensorInfo:
         """Where a tensor stands, and its dtype and shape. Raises UnknownTensorError or AmbiguousTensorError."""
@@ -111,12 +111,12 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         import torch  # only those who ask for torch pay for it
 
         info = self.info(name)
-        dtype: torch.dtype = getattr(torch, _TORCH.get(info.dtype, "uint8"))
+        dtype: torch.dtype = getattr(torch, TORCH.get(info.dtype, "uint8"))
         count = info.size_bytes // dtype.itemsize
         if count == 0:
             return torch.empty(info.shape, dtype=dtype)
         tensor = torch.frombuffer(self._map(info.file), dtype=dtype, count=count, offset=info.offset)
-        return tensor.reshape(_storage_shape(info.shape, count))
+        return tensor.reshape(storage_shape(info.shape, count))
 
     def release(self) -> None:
         """Forget the mappings; those that an array still shows end with it."""
@@ -133,7 +133,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         return self._mapped[file]
 
 
-def _storage_shape(shape: list[int], count: int) -> list[int]:
+def storage_shape(shape: list[int], count: int) -> list[int]:
     """`shape` for `count` stored elements: packed dtypes have fewer, so the last dimension shrinks, or all is flat."""
     logical = prod(shape)
     if logical == count:
