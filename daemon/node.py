@@ -37,9 +37,11 @@ from .fleet.identity import Identity
 from .fleet.listener import bind
 from .home import Home
 from .joining import Joining
+from .lives import Lives
 from .local.api import LocalConfig, serve_local
 from .local.gateway.run import configured, keep_gateway
 from .manager import ServiceManager
+from .metrics import Metrics
 from .publisher import Publisher
 from .replica import Replica
 from .retention import Retention
@@ -47,6 +49,7 @@ from .room import Room
 from .service import NodeService
 from .units import parse_address
 from .upkeep import Upkeep
+from .witness import Witness
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -129,7 +132,12 @@ class Node:
         self._room = Room(space, chunks, self._slots_of)
         self.fleet.swarm.fetch.routing.room = self._room.ask
         self._retention = Retention(self.fleet, store, config.storage, publisher=self._is_head)
-        self.service = NodeService(self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows)
+        metrics = Metrics(self.fleet, self.replicas)
+        lives = Lives(metrics.observe)
+        self._witness = Witness(self.fleet, lives)
+        self.service = NodeService(
+            self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows, lives, metrics
+        )
         self._tasks = asyncio.TaskGroup()
 
     async def run(
@@ -194,6 +202,7 @@ class Node:
         self._tasks.create_task(made.run())
         self._tasks.create_task(upkeep.run())
         self._tasks.create_task(self._tending(made))
+        self._tasks.create_task(self._witness.follow(made))
         self._tasks.create_task(Joining(made, self.fleet).run())
         if self._key is not None:
             anchors = Anchors(made, self._desk, self._key, options, partial(self.publisher.holds_back, stream))
@@ -208,6 +217,7 @@ class Node:
 
     def _take(self, effect: LocalEffect) -> None:
         """Do what the fleet wants done on this host."""
+        self._witness.saw(effect)
         match effect:
             case StreamKnown(stream) | HeadMoved(stream):
                 if self.config.streams.follows(stream) and stream not in self._unusable:

@@ -19,6 +19,7 @@ from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.fleet import Fleet
 from .local.errors import (
     NotPublisherError,
+from .lives import Lives
     PublishBusyError,
     UnknownStreamError,
     UnknownVersionError,
@@ -45,7 +46,9 @@ from .local.service import OpenDelta, OpenVersion
 from .publisher import Publisher
 from .replica import Replica
 from .upkeep import Upkeep
+from .local.observing import VersionLife
 
+from .metrics import Metrics
 HTTP_LEASE_S: Final = 24 * 3600.0
 """An open reader's own lease: it ends with the reader, which `read_timeout_s` bounds."""
 
@@ -64,12 +67,16 @@ class NodeService:
         self._fleet = fleet
         self._replicas = replicas
         self._upkeeps = upkeeps
+        lives: Lives,
+        metrics: Metrics,
         self._publisher = publisher
         self._follows = follows
         self._deltas = Deltas(fleet)
         self._appeared = asyncio.Event()
 
     def stream_appeared(self) -> None:
+        self._lives = lives
+        self._metrics = metrics
         """Wake those who wait for a stream that this node did not know yet."""
         self._appeared.set()
         self._appeared = asyncio.Event()
@@ -325,6 +332,22 @@ class NodeService:
 
     def peers(self) -> list[PeerStatus]:
         """The other nodes this one knows."""
+    # -- watching -------------------------------------------------------------------------------------------
+
+    def lives(self, stream: str) -> list[VersionLife]:
+        """What happened to the newest versions, newest first."""
+        self._replica(stream)
+        return self._lives.of(stream)
+
+    def listening(self, stream: str) -> contextlib.AbstractContextManager[asyncio.Queue[VersionLife]]:
+        """A queue that gets a version's life each time something happens to it."""
+        self._replica(stream)
+        return self._lives.listening(stream)
+
+    def metrics(self) -> bytes:
+        """Everything that is counted, in Prometheus's text format."""
+        return self._metrics.text()
+
         swarm = self._fleet.swarm
         links = {link.node: link for link in swarm.connected()}
         others = [(node, record) for node, record in swarm.gossip.nodes.items() if node != swarm.node]

@@ -81,6 +81,10 @@ class Stock:
                 self._check_lists(series)
         return new
 
+    def attempts_of(self, name: bytes) -> list[bytes]:
+        """Attempts that the chunk belongs to: more than one when lists are alike."""
+        return [series.attempt for series, _ in self._places.get(name, ())]
+
     def is_named(self, name: bytes) -> bool:
         """Whether any series has the chunk: one that came for an attempt dropped meanwhile is of no use."""
         return name in self._places

@@ -132,6 +132,10 @@ class LeaseBook:
         """Ids of the leases held on the version."""
         return [held.id for held in self._on(epoch, version) if held.state is LeaseState.HELD]
 
+    def count(self) -> int:
+        """Leases that are held now, on any version."""
+        return sum(held.state is LeaseState.HELD for held in self._leases.values())
+
     def is_tainted(self, epoch: int, version: int) -> bool:
         """Whether a reader that lost its lease may still have the version's files mapped."""
         return any(held.state is not LeaseState.HELD for held in self._on(epoch, version))

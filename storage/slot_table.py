@@ -292,6 +292,11 @@ class SlotTable:
             name = "a version" if version is None else f"version {version}"
             raise SlotGoneError(f"{self.stream} does not serve {name} now: ask for its current one")
 
+    def lease_count(self) -> int:
+        """Leases that hold a slot now."""
+        with self._lock:
+            return self._book.count()
+
     def renew(self, id: str, ttl_s: float, now: float) -> Lease:  # noqa: A002 - the API's own word
         """Extend a lease to `ttl_s` seconds from `now`. Raises UnknownLeaseError, LeaseGoneError."""
         with self._lock:

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -54,6 +55,7 @@ from .peer import Peer
 from .record import OwnRecord
 from .standing import Standing
 from .traffic import Kept, Traffic
+from .tally import Scope, Tally
 from .view import View
 
 _log: Final = structlog.get_logger(__name__)
@@ -63,7 +65,15 @@ FULL_DISK_WAIT_S: Final = 5.0
 NODES_PER_SECOND: Final = 50
 """Records that a node is willing to hear about each second, when all announce a new head."""
 
-LocalEffect = StreamKnown | HeadMoved | IndexHere | RouteReady | Dropped
+
+@dataclass(frozen=True, slots=True)
+class ChunkStored:
+    """A chunk came from a peer, verified, and is in the store."""
+
+    name: bytes
+
+
+LocalEffect = StreamKnown | HeadMoved | IndexHere | RouteReady | Dropped | ChunkStored
 
 
 class Fleet:
@@ -108,6 +118,7 @@ class Fleet:
         self._traffic = Traffic(store, config.limits, config.storage.memory_limit, self._lanes)
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self._to_persist: list[tuple[ObjectKind, bytes, bytes]] = []
+        self.tally = Tally()
         self._to_forget: list[bytes] = []
         self._persist = asyncio.Event()
         self._wake = asyncio.Event()
@@ -462,6 +473,16 @@ class Fleet:
                 self.swarm.chunk_arrived(peer.number, name, now_s, intact=True, secure=lane is None)
             case Kept.DAMAGED:
                 _log.warning("damaged chunk", peer=peer.number, over="TLS" if lane is None else "lane")
+    def count_sent(self, peer: Peer, size_bytes: int) -> None:
+        """Bytes of a chunk leave for a peer."""
+        self.tally.sent_bytes[self._scope(peer)] += size_bytes
+
+    def _scope(self, peer: Peer) -> Scope:
+        """Whether a peer is of this node's own site, as far as it says."""
+        link = self.swarm.links.get(peer.number)
+        record = link.record if link else None
+        return "site" if record is not None and record.site == self._record.site else "wan"
+
                 if lane is not None:
                     lane.close()
                 self.swarm.chunk_arrived(peer.number, name, now_s, intact=False, secure=lane is None)
@@ -473,3 +494,8 @@ class Fleet:
     @staticmethod
     def _now() -> float:
         return time.monotonic()
+        scope = self._scope(peer)
+        self.tally.received_bytes[scope] += len(body)
+                self._local(ChunkStored(name))
+                self.tally.damaged_chunks += 1
+                self.tally.unstored_chunks += 1

@@ -82,6 +82,9 @@ class PeerOwner(Protocol):
     def chunk_left(self, peer: Peer, name: bytes) -> None:
         """A chunk was handed to the network for a peer, or could not be."""
 
+    def count_sent(self, peer: Peer, size_bytes: int) -> None:
+        """Bytes of a chunk leave for a peer."""
+
 
 class Peer:
     """Runs from hello to goodbye. `number` is the link's number in the protocol core."""
@@ -277,6 +280,7 @@ class Peer:
             self.send(Reject(request, Reason.MISSING))
         else:
             self.upload.add(len(sealed), time.monotonic())
+            self._owner.count_sent(self, len(sealed))
         return sealed
 
     async def _over_tls(self, request: int, sealed: bytes | bytearray) -> None:

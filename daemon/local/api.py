@@ -19,6 +19,7 @@ from .errors import UnauthorizedError
 from .health import NodeEndpoints
 from .listening import listen_tcp, listen_unix, remove_unix
 from .problems import problem_response
+from .observing import ObservingEndpoints
 from .publishing import PublishEndpoint
 from .sendfile import FileSender
 from .service import LocalService
@@ -89,6 +90,8 @@ def endpoints(service: LocalService, sender: FileSender) -> tuple[Endpoint[Any, 
         *DeltaEndpoint(service, sender).table(),
         *NodeEndpoints(service).table(),
     )
+        *GoverningEndpoints(service).table(),
+        *ObservingEndpoints(service).table(),
 
 
 def bearer_guard(token: str) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:

@@ -22,6 +22,7 @@ from .model import (
     VersionInfo,
 )
 
+from .observing import Observed
 
 @dataclass(frozen=True)
 class OpenVersion:
@@ -52,7 +53,7 @@ class OpenDelta:
     """As of an OpenVersion."""
 
 
-class LocalService(Protocol):
+class LocalService(Governing, Observed, Protocol):
     """The node, as the local API sees it. Methods run on the event loop and return soon unless they are async.
 
     All raise UnknownStreamError for a stream that the node does not follow. Storage errors may pass through:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import TensorSpec, serialize
 
+from patchswarm.daemon.lives import Lives
 from patchswarm.daemon.local.errors import (
     LeaseGoneError,
     LoadInFullError,
@@ -38,6 +39,7 @@ from patchswarm.daemon.local.model import (
     VersionInfo,
 )
 from patchswarm.daemon.local.service import OpenDelta, OpenVersion
+from patchswarm.daemon.local.observing import VersionLife
 from patchswarm.protocol.elements import SAFETENSORS_KINDS, Kind
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.layout import File, Layout, Region, Role, check_layout
@@ -118,6 +120,7 @@ class MemoryService:
         self.epoch = 1
         self.leases: dict[str, HeldLease] = {}
         self.renewals: list[str] = []
+        self.told = Lives(lambda *_: None)
         self.open_readers = 0
         self.waiters = 0
         self.reasons: list[str] = []
@@ -255,6 +258,24 @@ class MemoryService:
 
     def ready(self) -> Readiness:
         return Readiness(ready=not self.reasons, reasons=self.reasons)
+    def node(self) -> NodeStatus:
+        return NodeStatus(node="cd" * 32, site="eu/b", certificate_ends_at=2e9, problems=["its clock is slow"])
+
+    async def accept(self, kind: str, data: bytes) -> bool:
+        self.accepted.append((kind, data))
+        return len(self.accepted) == 1
+
+    def lives(self, stream: str) -> list[VersionLife]:
+        self._check(stream)
+        return self.told.of(stream)
+
+    def listening(self, stream: str):
+        self._check(stream)
+        return self.told.listening(stream)
+
+    def metrics(self) -> bytes:
+        return b"patchswarm_peers 1.0\n"
+
 
     @asynccontextmanager
     async def open_delta(self, stream: str, start: int, end: int | None):

@@ -1,0 +1,21 @@
+"""Tally: what moved between this node and the others since it started, in plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Scope = Literal["site", "wan"]
+"""Whether a peer is of this node's own site."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sealed bytes of chunks and lists by scope, and what went wrong with them."""
+
+    received_bytes: dict[Scope, int] = field(default_factory=lambda: {"site": 0, "wan": 0})
+    sent_bytes: dict[Scope, int] = field(default_factory=lambda: {"site": 0, "wan": 0})
+    damaged_chunks: int = 0
+    """Chunks whose bytes were not those of their name."""
+    unstored_chunks: int = 0
+    """Chunks for which the disk had no room."""
