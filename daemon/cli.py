@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from . import membership, weights
+from . import governing, membership, weights
 from .errors import DaemonError
 from .exits import Exit, table
 from .local.gateway.command import gateway
@@ -70,6 +70,9 @@ for _command in (
     membership.invite,
     membership.join,
     membership.daemon,
+    governing.revoke,
+    governing.issuer,
+    governing.publisher,
     weights.publish,
     weights.pull,
     weights.status,

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     callback=options.addresses,
     help="Where others reach this node, when that is not the listen address; may be given again.",
 )
+@click.option(
+    "--ca-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Keep the CA's key here and not in the home; it can be taken away then.",
+)
 @options.slot_dir
 @options.model_size
 @options.json
@@ -38,6 +44,7 @@ def init(
     site: str,
     listen: str,
     advertise: tuple[str, ...],
+    ca_dir: Path | None,
     slot_dir: Path | None,
     model_bytes: int,
     as_json: bool,
@@ -49,7 +56,7 @@ def init(
     from .fleet import identity
 
     storage = _storage(home, slot_dir, model_bytes, more_slots=1)
-    config = identity.init(home, site=site, listen=listen, advertise=advertise, storage=storage)
+    config = identity.init(home, site=site, listen=listen, advertise=advertise, storage=storage, ca_dir=ca_dir)
     _introduce(home, identity.Identity.load(home).node_id, config, as_json=as_json)
 
 

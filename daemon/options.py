@@ -46,14 +46,15 @@ def _home_argument(_ctx: click.Context, _parameter: click.Parameter, value: str)
     return Home.at(value)
 
 
-def _stream_argument(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+def stream_argument(_ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Check a stream's name."""
     from ..protocol.errors import MessageError
     from ..protocol.ids import check_stream_name
 
     try:
         return check_stream_name(value)
     except MessageError as error:
-        raise BadInputError(f"--stream: {error}") from None
+        raise BadInputError(f"{parameter.opts[0]}: {error}") from None
 
 
 home = click.option(
@@ -88,4 +89,4 @@ model_size = click.option(
     help="Size of the checkpoints to come, for example 500GB: says what will not fit on this host.",
 )
 json = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-stream = click.option("--stream", required=True, metavar="NAME", callback=_stream_argument, help="The stream.")
+stream = click.option("--stream", required=True, metavar="NAME", callback=stream_argument, help="The stream.")

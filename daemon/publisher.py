@@ -26,6 +26,9 @@ from .replica import Replica
 
 _FIRST_EPOCH: Final = 1
 _FIRST_VERSION: Final = 1
+_LAST_VERSION: Final = 2**63 - 1
+_RUN_UP: Final = 2**62
+"""No trainer gets this far: beyond it a stolen key has counted, and a new epoch begins at 1 again."""
 
 
 class Publisher:
@@ -113,23 +116,41 @@ class Publisher:
     def _publisher_key(self, stream: str) -> Ed25519PrivateKey:
         key = self._identity.publisher_key
         if key is None:
-            raise RefusedError("this node has no publisher key: publish on the head, where 'patchswarm init' ran")
+            raise RefusedError(
+                "this node has no publisher key: publish on the head, where 'patchswarm init' ran, or see "
+                "'patchswarm publisher adopt'"
+            )
         record = self._desk.fleet.swarm.gossip.streams.get(stream)
         if record is None and self._identity.ca_key is None:
-            raise RefusedError(f"stream {stream} is new, and only the node with the cluster's CA key can begin it")
+            raise RefusedError(
+                f"stream {stream} is new, and the cluster's CA key, which begins it, is not in this home: stop the "
+                f"daemon, run 'patchswarm publisher adopt {stream} --ca-dir DIR', and start it again"
+            )
         if record is not None and record.publisher != key.public_key().public_bytes_raw():
-            raise RefusedError(f"stream {stream} belongs to another publisher key than this node's")
+            raise RefusedError(
+                f"stream {stream} belongs to another publisher key than this node's since epoch {record.epoch}; "
+                "'patchswarm publisher adopt' takes it over when its head is lost"
+            )
         return key
 
     def _next_version(self, stream: str, asked: int | None) -> int:
         head = self._desk.fleet.swarm.gossip.head(stream)
         mark = self._desk.catalog.mark(stream)
+        record = self._desk.fleet.swarm.gossip.streams.get(stream)
+        reached = max((each.epoch for each in (mark, head) if each is not None), default=0)
+        if record is not None and 0 < reached < record.epoch:
+            return self._first_of_epoch(stream, asked)
         if mark is not None and (head is None or (head.epoch, head.version) < (mark.epoch, mark.version)):
             raise RefusedError(
                 f"version {mark.version} of {stream} was committed here, but what was signed for it is not known any "
                 "more (a rebuilt catalog?): let this node reach another one that has it, then publish again"
             )
         newest = head.version if head else _FIRST_VERSION - 1
+        if newest >= _LAST_VERSION:
+            raise RefusedError(
+                f"stream {stream} has reached version {newest}, the last there is: if it was not you, the publisher "
+                "key is stolen; 'patchswarm publisher rotate' begins a new epoch"
+            )
         if asked is None:
             return newest + 1
         if head is not None and asked <= newest:
@@ -139,6 +160,13 @@ class Publisher:
                 newest,
             )
         return asked
+
+    def _first_of_epoch(self, stream: str, asked: int | None) -> int:
+        """The number of the first version of a new epoch: one more than what is here, unless that was run up."""
+        mark = self._desk.catalog.mark(stream)
+        if asked is not None:
+            return asked
+        return mark.version + 1 if mark is not None and mark.version < _RUN_UP else _FIRST_VERSION
 
     def _begin_stream(self, stream: str, key: Ed25519PrivateKey) -> None:
         """Have the CA bind a new stream's name to our key."""
@@ -151,4 +179,10 @@ class Publisher:
         """The slot that holds the newest version, or None: then the next one goes out whole."""
         head = self._desk.fleet.swarm.gossip.head_digest(stream)
         slot = None if head is None else replica.slots.find(head)
+        record = self._desk.fleet.swarm.gossip.streams.get(stream)
+        here = replica.current()
+        if slot is None and here is not None and record is not None and here.epoch < record.epoch:
+            known = self._desk.fleet.swarm.gossip.head(stream)
+            if known is None or known.epoch < record.epoch:
+                slot = here  # a new epoch goes on from what is here, whatever the last one came to
         return None if slot is None or slot.withdrawn or slot.suspect else slot

@@ -10,22 +10,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from ..protocol.errors import ProtocolError
 from ..protocol.link import Link
 from ..protocol.manifest import Manifest, NodeRecord
+from ..protocol.messages import ObjectKind
 from ..storage.errors import LeaseGoneError, SlotGoneError, UnknownLeaseError
 from ..storage.slots import Lease, Slot
 from .deltas import Deltas
 from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.fleet import Fleet
-from .local.errors import (
-    NotPublisherError,
 from .lives import Lives
+from .local.errors import (
+    InvalidRequestError,
+    NotPublisherError,
     PublishBusyError,
     UnknownStreamError,
     UnknownVersionError,
     VersionNotReadyError,
     VersionNotRisingError,
 )
+from .local.governing import NodeStatus
 from .local.model import (
     HeadInfo,
     LastError,
@@ -42,13 +46,13 @@ from .local.model import (
     StreamStatus,
     VersionInfo,
 )
+from .local.observing import VersionLife
 from .local.service import OpenDelta, OpenVersion
+from .metrics import Metrics
 from .publisher import Publisher
 from .replica import Replica
 from .upkeep import Upkeep
-from .local.observing import VersionLife
 
-from .metrics import Metrics
 HTTP_LEASE_S: Final = 24 * 3600.0
 """An open reader's own lease: it ends with the reader, which `read_timeout_s` bounds."""
 
@@ -63,20 +67,20 @@ class NodeService:
         upkeeps: dict[str, Upkeep],
         publisher: Publisher,
         follows: Callable[[str], bool],
+        lives: Lives,
+        metrics: Metrics,
     ) -> None:
         self._fleet = fleet
         self._replicas = replicas
         self._upkeeps = upkeeps
-        lives: Lives,
-        metrics: Metrics,
         self._publisher = publisher
         self._follows = follows
+        self._lives = lives
+        self._metrics = metrics
         self._deltas = Deltas(fleet)
         self._appeared = asyncio.Event()
 
     def stream_appeared(self) -> None:
-        self._lives = lives
-        self._metrics = metrics
         """Wake those who wait for a stream that this node did not know yet."""
         self._appeared.set()
         self._appeared = asyncio.Event()
@@ -328,10 +332,6 @@ class NodeService:
             expires_at=lease.expires_at,
         )
 
-    # -- the node -------------------------------------------------------------------------------------------
-
-    def peers(self) -> list[PeerStatus]:
-        """The other nodes this one knows."""
     # -- watching -------------------------------------------------------------------------------------------
 
     def lives(self, stream: str) -> list[VersionLife]:
@@ -348,6 +348,10 @@ class NodeService:
         """Everything that is counted, in Prometheus's text format."""
         return self._metrics.text()
 
+    # -- the node -------------------------------------------------------------------------------------------
+
+    def peers(self) -> list[PeerStatus]:
+        """The other nodes this one knows."""
         swarm = self._fleet.swarm
         links = {link.node: link for link in swarm.connected()}
         others = [(node, record) for node, record in swarm.gossip.nodes.items() if node != swarm.node]
@@ -369,6 +373,23 @@ class NodeService:
             strikes=link.strikes if link else 0,
             heads=[PeerHead(stream=head.stream, epoch=head.epoch, version=head.version) for head in record.heads],
         )
+
+    def node(self) -> NodeStatus:
+        """The node itself, and what is wrong with it."""
+        fleet = self._fleet
+        return NodeStatus(
+            node=fleet.node.hex(),
+            site=fleet.site,
+            certificate_ends_at=fleet.standing.ends_at,
+            problems=list(fleet.standing.problems()),
+        )
+
+    async def accept(self, kind: str, data: bytes) -> bool:
+        """Take a word of the CA, make it durable and spread it."""
+        try:
+            return await self._fleet.accept(ObjectKind[kind.upper()], data)
+        except ProtocolError as error:
+            raise InvalidRequestError(f"not to be spread: {error}") from None
 
     def ready(self) -> Readiness:
         """Whether this node serves current weights."""

@@ -34,10 +34,11 @@ from ...protocol.effects import (
 )
 from ...protocol.errors import ProtocolError
 from ...protocol.lane import LaneCodec
-from ...protocol.manifest import Head
+from ...protocol.manifest import Head, Revocation, StreamRecord
 from ...protocol.messages import BlockPiece, Message, ObjectKind, Renew, Renewed
 from ...protocol.messages import Lane as LaneOffer
 from ...protocol.seal import open_blob
+from ...protocol.signed import object_digest
 from ...protocol.swarm import Settings, Swarm
 from ...storage.catalog import Catalog
 from ...storage.chunks import ChunkStore
@@ -54,8 +55,8 @@ from .listener import Listener
 from .peer import Peer
 from .record import OwnRecord
 from .standing import Standing
-from .traffic import Kept, Traffic
 from .tally import Scope, Tally
+from .traffic import Kept, Traffic
 from .view import View
 
 _log: Final = structlog.get_logger(__name__)
@@ -117,8 +118,8 @@ class Fleet:
         self._record_due: asyncio.TimerHandle | None = None
         self._traffic = Traffic(store, config.limits, config.storage.memory_limit, self._lanes)
         self._desk = LaneDesk(config.limits.lanes, self._lane)
-        self._to_persist: list[tuple[ObjectKind, bytes, bytes]] = []
         self.tally = Tally()
+        self._to_persist: list[tuple[ObjectKind, bytes, bytes]] = []
         self._to_forget: list[bytes] = []
         self._persist = asyncio.Event()
         self._wake = asyncio.Event()
@@ -169,6 +170,24 @@ class Fleet:
         """Give the fleet a signed object made here. It is durable already."""
         self.swarm.publish(kind, data, self._now())
         self._carry_out()
+
+    async def accept(self, kind: ObjectKind, data: bytes) -> bool:
+        """Take a stream record or a revocation; durable when this returns. Whether it is new.
+
+        Raises ProtocolError when nobody entitled has signed it.
+        """
+        name = object_digest(data, StreamRecord if kind is ObjectKind.STREAM else Revocation)
+        new = not self.swarm.gossip.knows(name)
+        self.publish(kind, data)
+        if self.swarm.gossip.knows(name):
+            await asyncio.to_thread(self._catalog.put_objects, [(kind, name, data)])
+            return new
+        return False
+
+    @property
+    def site(self) -> str:
+        """The site that this node says it is at."""
+        return self._record.site
 
     def add_page(self, signed: bytes) -> None:
         """Give the fleet an index page made here."""
@@ -454,6 +473,16 @@ class Fleet:
         """A chunk was handed to the network for a peer, or could not be."""
         self.swarm.chunk_served(peer.number, name)
 
+    def count_sent(self, peer: Peer, size_bytes: int) -> None:
+        """Bytes of a chunk leave for a peer."""
+        self.tally.sent_bytes[self._scope(peer)] += size_bytes
+
+    def _scope(self, peer: Peer) -> Scope:
+        """Whether a peer is of this node's own site, as far as it says."""
+        link = self.swarm.links.get(peer.number)
+        record = link.record if link else None
+        return "site" if record is not None and record.site == self._record.site else "wan"
+
     def block_piece(self, peer: Peer, piece: BlockPiece) -> None:
         """Take a piece of a block. Raises ProtocolError when pieces do not follow each other."""
         whole = self.blocks.take(peer.number, piece)
@@ -466,27 +495,22 @@ class Fleet:
         self._spawn(self._keep(peer, lane, name, body))
 
     async def _keep(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
+        scope = self._scope(peer)
         kept = await self._traffic.keep(name, body)
         now_s = self._now()
+        self.tally.received_bytes[scope] += len(body)
         match kept:
             case Kept.STORED:
+                self._local(ChunkStored(name))
                 self.swarm.chunk_arrived(peer.number, name, now_s, intact=True, secure=lane is None)
             case Kept.DAMAGED:
+                self.tally.damaged_chunks += 1
                 _log.warning("damaged chunk", peer=peer.number, over="TLS" if lane is None else "lane")
-    def count_sent(self, peer: Peer, size_bytes: int) -> None:
-        """Bytes of a chunk leave for a peer."""
-        self.tally.sent_bytes[self._scope(peer)] += size_bytes
-
-    def _scope(self, peer: Peer) -> Scope:
-        """Whether a peer is of this node's own site, as far as it says."""
-        link = self.swarm.links.get(peer.number)
-        record = link.record if link else None
-        return "site" if record is not None and record.site == self._record.site else "wan"
-
                 if lane is not None:
                     lane.close()
                 self.swarm.chunk_arrived(peer.number, name, now_s, intact=False, secure=lane is None)
             case Kept.NO_ROOM:
+                self.tally.unstored_chunks += 1
                 self.swarm.fetch.hold_off(now_s + FULL_DISK_WAIT_S)
                 self.swarm.chunk_not_kept(peer.number, name, now_s)
         self._carry_out()
@@ -494,8 +518,3 @@ class Fleet:
     @staticmethod
     def _now() -> float:
         return time.monotonic()
-        scope = self._scope(peer)
-        self.tally.received_bytes[scope] += len(body)
-                self._local(ChunkStored(name))
-                self.tally.damaged_chunks += 1
-                self.tally.unstored_chunks += 1

@@ -103,6 +103,11 @@ class Standing:
                 "run 'patchswarm issuer --ca-dir DIR' on the head"
             )
 
+    @property
+    def ends_at(self) -> float:
+        """Unix time at which the certificate ends."""
+        return self._certificate.not_valid_after_utc.timestamp()
+
     def _life(self, now: dt.datetime) -> float:
         """Part of the certificate's life that is over."""
         begin, end = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc

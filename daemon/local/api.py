@@ -16,10 +16,11 @@ from .contents import ContentEndpoints
 from .deltas import DeltaEndpoint
 from .endpoint import Endpoint, make_app
 from .errors import UnauthorizedError
+from .governing import GoverningEndpoints
 from .health import NodeEndpoints
 from .listening import listen_tcp, listen_unix, remove_unix
-from .problems import problem_response
 from .observing import ObservingEndpoints
+from .problems import problem_response
 from .publishing import PublishEndpoint
 from .sendfile import FileSender
 from .service import LocalService
@@ -89,9 +90,9 @@ def endpoints(service: LocalService, sender: FileSender) -> tuple[Endpoint[Any, 
         *ContentEndpoints(service, sender).table(),
         *DeltaEndpoint(service, sender).table(),
         *NodeEndpoints(service).table(),
-    )
         *GoverningEndpoints(service).table(),
         *ObservingEndpoints(service).table(),
+    )
 
 
 def bearer_guard(token: str) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:

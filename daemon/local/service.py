@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...protocol.layout import Layout
+from .governing import Governing
 from .model import (
     LeaseInfo,
     PeerStatus,
@@ -21,8 +22,8 @@ from .model import (
     StreamStatus,
     VersionInfo,
 )
-
 from .observing import Observed
+
 
 @dataclass(frozen=True)
 class OpenVersion:

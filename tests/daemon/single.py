@@ -56,19 +56,23 @@ class Single:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Single]:
         listening = bind(self.config.node.listen) if self.config.node.listen else None
-        task = asyncio.create_task(self.node.run(listening))
+        self._task = task = asyncio.create_task(self.node.run(listening))
         try:
             await until(lambda: task.done() or self.config.local.socket.exists())
             yield self
-            if task.done():
+            if task.done() and not task.cancelled():
                 await task  # the daemon ended: say why
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            self.catalog.close()
+            await self.stop()
             if listening is not None:
                 listening.close()
+
+    async def stop(self) -> None:
+        """End the daemon before its context does, so that the home is free for another life."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self.catalog.close()
 
 
 async def until(condition, within_s=20.0):
@@ -89,12 +93,18 @@ async def head_of(root: Path, **storage) -> AsyncIterator[Single]:
 
 @contextlib.asynccontextmanager
 async def member_of(
-    head: Single, root: Path, name: str = "member", *, site: str = "b", enrolled: dt.datetime = UTC_NOW
+    head: Single,
+    root: Path,
+    name: str = "member",
+    *,
+    site: str = "b",
+    enrolled: dt.datetime = UTC_NOW,
+    listen: str = "",
 ) -> AsyncIterator[Single]:
-    """A running member of the head's cluster that dials the head and accepts nobody."""
+    """A running member of the head's cluster that dials the head, and accepts nobody unless it has an address."""
     home = make_member(Head(head.home, head.config, head.identity), root / name, now=enrolled)
     node = msgspec.structs.replace(
-        head.config.node, site=site, listen="", advertise=(), seeds=(head.config.node.listen,)
+        head.config.node, site=site, listen=listen, advertise=(), seeds=(head.config.node.listen,)
     )
     local = msgspec.structs.replace(head.config.local, socket=home.root / "s")
     storage = msgspec.structs.replace(head.config.storage, slot_dir=home.root / "slots")

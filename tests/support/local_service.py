@@ -25,6 +25,7 @@ from patchswarm.daemon.local.errors import (
     UnknownStreamError,
     UnknownVersionError,
 )
+from patchswarm.daemon.local.governing import NodeStatus
 from patchswarm.daemon.local.model import (
     HeadInfo,
     LeaseInfo,
@@ -38,8 +39,8 @@ from patchswarm.daemon.local.model import (
     StreamStatus,
     VersionInfo,
 )
-from patchswarm.daemon.local.service import OpenDelta, OpenVersion
 from patchswarm.daemon.local.observing import VersionLife
+from patchswarm.daemon.local.service import OpenDelta, OpenVersion
 from patchswarm.protocol.elements import SAFETENSORS_KINDS, Kind
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.layout import File, Layout, Region, Role, check_layout
@@ -119,11 +120,12 @@ class MemoryService:
         self.current: int | None = None
         self.epoch = 1
         self.leases: dict[str, HeldLease] = {}
-        self.renewals: list[str] = []
         self.told = Lives(lambda *_: None)
+        self.renewals: list[str] = []
         self.open_readers = 0
         self.waiters = 0
         self.reasons: list[str] = []
+        self.accepted: list[tuple[str, bytes]] = []
         self.deltas: dict[tuple[int, int], bytes] = {}
         self.closed = False
         self.changed = asyncio.Condition()
@@ -256,8 +258,6 @@ class MemoryService:
             PeerStatus(node="ab" * 32, site="eu/b", addresses=["127.0.0.1:1"], connected=True, rtt_ms=0.2, heads=[head])
         ]
 
-    def ready(self) -> Readiness:
-        return Readiness(ready=not self.reasons, reasons=self.reasons)
     def node(self) -> NodeStatus:
         return NodeStatus(node="cd" * 32, site="eu/b", certificate_ends_at=2e9, problems=["its clock is slow"])
 
@@ -276,6 +276,8 @@ class MemoryService:
     def metrics(self) -> bytes:
         return b"patchswarm_peers 1.0\n"
 
+    def ready(self) -> Readiness:
+        return Readiness(ready=not self.reasons, reasons=self.reasons)
 
     @asynccontextmanager
     async def open_delta(self, stream: str, start: int, end: int | None):
