@@ -44,7 +44,7 @@ def publish(
     from .local.model import PublishProgress
     from .units import format_size
 
-    client = _client(home, socket)
+    client = client_of(home, socket)
     with console.progress(quiet=quiet or as_json) as show:
 
         def relay(progress: PublishProgress) -> None:
@@ -72,7 +72,7 @@ def publish(
 @options.socket
 def status(*, as_json: bool, home: Home, socket: Path | None) -> None:
     """Show the streams, how far behind they are, and the peers."""
-    client = _client(home, socket)
+    client = client_of(home, socket)
     streams, peers = client.streams(), client.peers()
     if as_json:
         console.print_json({"streams": streams, "peers": peers})
@@ -91,7 +91,7 @@ def status(*, as_json: bool, home: Home, socket: Path | None) -> None:
 @options.socket
 def peers(*, as_json: bool, home: Home, socket: Path | None) -> None:
     """Show the other nodes that this one knows."""
-    known = _client(home, socket).peers()
+    known = client_of(home, socket).peers()
     if as_json:
         console.print_json({"peers": known})
     else:
@@ -114,7 +114,7 @@ def versions(*, stream: str, label: str | None, as_json: bool, home: Home, socke
     from .local.errors import UnknownVersionError
     from .units import format_size
 
-    known = _client(home, socket).versions(stream)
+    known = client_of(home, socket).versions(stream)
     if label is not None:
         known = [version for version in known if version.label == label]
         if not known:
@@ -167,7 +167,7 @@ def pull(
     """Copy a version's files into a new directory."""
     from .units import format_size
 
-    client = _client(home, socket)
+    client = client_of(home, socket)
     with console.progress(quiet=quiet or as_json) as show:
         pulled = client.pull(
             stream, out, version=number, wait_s=wait_s, progress=lambda done, total: show("pull", done, total)
@@ -193,7 +193,7 @@ def verify(*, stream: str, repair: bool, as_json: bool, home: Home, socket: Path
     """
     from .errors import DamagedError
 
-    slots = _client(home, socket).verify(stream, repair=repair)
+    slots = client_of(home, socket).verify(stream, repair=repair)
     if as_json:
         console.print_json({"slots": slots})
     else:
@@ -215,7 +215,8 @@ def verify(*, stream: str, repair: bool, as_json: bool, home: Home, socket: Path
         raise DamagedError(f"{wrong} blocks of {stream} are wrong and not mended yet; 'patchswarm status' tells more")
 
 
-def _client(home: Home, socket: Path | None) -> Client:
+def client_of(home: Home, socket: Path | None) -> Client:
+    """The client of the daemon on `socket`, or on the home's. Raises HomeError."""
     from .local.client import Client
 
     if socket is None:
