@@ -42,6 +42,7 @@ from .local.api import LocalConfig, serve_local
 from .local.gateway.run import configured, keep_gateway
 from .manager import ServiceManager
 from .metrics import Metrics
+from .patches import Patches
 from .publisher import Publisher
 from .replica import Replica
 from .retention import Retention
@@ -136,7 +137,14 @@ class Node:
         lives = Lives(metrics.observe)
         self._witness = Witness(self.fleet, lives)
         self.service = NodeService(
-            self.fleet, self.replicas, self.upkeeps, self.publisher, config.streams.follows, lives, metrics
+            self.fleet,
+            self.replicas,
+            self.upkeeps,
+            self.publisher,
+            config.streams.follows,
+            lives,
+            metrics,
+            Patches(self.fleet, store),
         )
         self._tasks = asyncio.TaskGroup()
 
@@ -155,6 +163,8 @@ class Node:
             self._tasks.create_task(self._expiring())
             self._tasks.create_task(self._retaining())
             self._tasks.create_task(self._scrubbing())
+            if self._key is not None:
+                self._tasks.create_task(Beacons(self.publisher, self.fleet, self._key).run())
             if self.config.gateway.listen:
                 gateway = configured(self.config.gateway, local.socket)
                 self._tasks.create_task(keep_gateway(gateway))

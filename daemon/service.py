@@ -46,9 +46,10 @@ from .local.model import (
     StreamStatus,
     VersionInfo,
 )
-from .local.observing import VersionLife
+from .local.observing import ChunkMap, PatchContents, PatchInfo, VersionLife
 from .local.service import OpenDelta, OpenVersion
 from .metrics import Metrics
+from .patches import Patches
 from .publisher import Publisher
 from .replica import Replica
 from .upkeep import Upkeep
@@ -69,6 +70,7 @@ class NodeService:
         follows: Callable[[str], bool],
         lives: Lives,
         metrics: Metrics,
+        patches: Patches,
     ) -> None:
         self._fleet = fleet
         self._replicas = replicas
@@ -77,6 +79,7 @@ class NodeService:
         self._follows = follows
         self._lives = lives
         self._metrics = metrics
+        self._patches = patches
         self._deltas = Deltas(fleet)
         self._appeared = asyncio.Event()
 
@@ -343,6 +346,21 @@ class NodeService:
         """A queue that gets a version's life each time something happens to it."""
         self._replica(stream)
         return self._lives.listening(stream)
+
+    def patches(self, stream: str) -> list[PatchInfo]:
+        """The transitions that are known, newest version first."""
+        self._replica(stream)
+        return self._patches.known(stream)
+
+    async def patch(self, stream: str, version: int) -> PatchContents:
+        """What a patch changes."""
+        self._replica(stream)
+        return await self._patches.contents(stream, version)
+
+    def fetching(self, stream: str) -> list[ChunkMap]:
+        """What is on its way."""
+        self._replica(stream)
+        return self._patches.fetching(stream)
 
     def metrics(self) -> bytes:
         """Everything that is counted, in Prometheus's text format."""

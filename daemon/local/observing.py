@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from .endpoint import Call, Endpoint, Nothing
-from .errors import UnknownStreamError
+from .errors import InvalidRequestError, UnknownStreamError, UnknownVersionError
 from .model import StreamStatus
 
 STREAM: Final = "/v1/streams/{stream}"
@@ -40,6 +40,61 @@ class LifeList(msgspec.Struct, frozen=True):
     lives: list[VersionLife]
 
 
+class PatchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One transition that leads to a version."""
+
+    epoch: int
+    version: int
+    kind: str
+    """step, skip, full or base."""
+    chunks: int
+    size_bytes: int
+    """Of the sealed chunks."""
+    full_bytes: int
+    """Of the whole checkpoint; 0 when its manifest is not known here."""
+    here: bool
+    """Whether every chunk of it is on this node."""
+
+
+class PatchList(msgspec.Struct, frozen=True):
+    """Answer of GET …/patches."""
+
+    patches: list[PatchInfo]
+
+
+class GroupChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a group of tensors a patch changes. A group has the names that differ in numbers only."""
+
+    group: str
+    elements: int
+    changed: int
+
+
+class PatchContents(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET …/patches/{version}: what the newest patch to a version changes.
+
+    Small tensors share records, whose changes are then spread over them by size.
+    """
+
+    patch: PatchInfo
+    groups: list[GroupChange]
+
+
+class ChunkMap(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on its way of one transition: ranges [first, last] of chunk numbers."""
+
+    version: int
+    chunks: int
+    here: list[tuple[int, int]]
+    asked: list[tuple[int, int]]
+
+
+class ChunkMaps(msgspec.Struct, frozen=True):
+    """Answer of GET …/fetching: of each transition on the way to the newest version that is not complete."""
+
+    fetching: list[ChunkMap]
+
+
 class Observed(Protocol):
     """The node, as those see it who watch. All raise UnknownStreamError for a stream that is not followed."""
 
@@ -53,6 +108,18 @@ class Observed(Protocol):
 
     def listening(self, stream: str) -> AbstractContextManager[asyncio.Queue[VersionLife]]:
         """A queue that gets a version's life each time something happens to it."""
+        ...
+
+    def patches(self, stream: str) -> list[PatchInfo]:
+        """The transitions that are known, newest version first."""
+        ...
+
+    async def patch(self, stream: str, version: int) -> PatchContents:
+        """What a patch changes. Raises UnknownVersionError when no patch to the version is complete here."""
+        ...
+
+    def fetching(self, stream: str) -> list[ChunkMap]:
+        """What is on its way."""
         ...
 
     def metrics(self) -> bytes:
@@ -89,12 +156,57 @@ class ObservingEndpoints:
                 Nothing,
                 problems=unknown,
             ),
+            Endpoint(
+                "GET",
+                STREAM + "/patches",
+                "The transitions that are known, newest version first",
+                self.patches,
+                Nothing,
+                Nothing,
+                PatchList,
+                problems=unknown,
+            ),
+            Endpoint(
+                "GET",
+                STREAM + "/patches/{version}",
+                "What a patch changes, by group of tensors",
+                self.patch,
+                Nothing,
+                Nothing,
+                PatchContents,
+                problems=(*unknown, UnknownVersionError, InvalidRequestError),
+            ),
+            Endpoint(
+                "GET",
+                STREAM + "/fetching",
+                "Which chunks are here, and which are asked for",
+                self.fetching,
+                Nothing,
+                Nothing,
+                ChunkMaps,
+                problems=unknown,
+            ),
             Endpoint("GET", "/metrics", "Prometheus metrics", self.metrics, Nothing, Nothing),
         )
 
     async def lives(self, call: Call[Nothing, Nothing]) -> LifeList:
         """GET …/lives."""
         return LifeList(self._service.lives(call.stream))
+
+    async def patches(self, call: Call[Nothing, Nothing]) -> PatchList:
+        """GET …/patches."""
+        return PatchList(self._service.patches(call.stream))
+
+    async def patch(self, call: Call[Nothing, Nothing]) -> PatchContents:
+        """GET …/patches/{version}."""
+        version = call.version
+        if version is None:
+            raise InvalidRequestError("name the patch by its version's number")
+        return await self._service.patch(call.stream, version)
+
+    async def fetching(self, call: Call[Nothing, Nothing]) -> ChunkMaps:
+        """GET …/fetching."""
+        return ChunkMaps(self._service.fetching(call.stream))
 
     async def metrics(self, _call: Call[Nothing, Nothing]) -> web.Response:
         """GET /metrics."""

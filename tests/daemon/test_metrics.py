@@ -46,6 +46,13 @@ async def test_a_version_that_travels_is_counted_on_both_ends_and_its_life_has_o
         (life,) = member.node.service.lives(STREAM)
         assert {"announced", "first_byte", "complete", "committed"} <= life.moments.keys()
         assert life.trace == head.node.service.lives(STREAM)[0].trace
+        (patch,) = member.node.service.patches(STREAM)
+        assert (patch.version, patch.kind, patch.here) == (slot.version, "full", True)
+        assert patch.size_bytes == made.patch_bytes
+        contents = await member.node.service.patch(STREAM, slot.version)
+        assert sum(group.changed for group in contents.groups) == sum(group.elements for group in contents.groups) > 0
+        assert member.node.service.fetching(STREAM) == []
+
         lease = await member.node.service.lease(STREAM, None, 60)
         assert measured(member)["leases", STREAM] == 1
         await member.node.service.release(STREAM, lease.lease)

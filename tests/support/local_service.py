@@ -39,7 +39,7 @@ from patchswarm.daemon.local.model import (
     StreamStatus,
     VersionInfo,
 )
-from patchswarm.daemon.local.observing import VersionLife
+from patchswarm.daemon.local.observing import ChunkMap, GroupChange, PatchContents, PatchInfo, VersionLife
 from patchswarm.daemon.local.service import OpenDelta, OpenVersion
 from patchswarm.protocol.elements import SAFETENSORS_KINDS, Kind
 from patchswarm.protocol.ids import digest
@@ -121,6 +121,7 @@ class MemoryService:
         self.epoch = 1
         self.leases: dict[str, HeldLease] = {}
         self.told = Lives(lambda *_: None)
+        self.on_the_way: list[ChunkMap] = []
         self.renewals: list[str] = []
         self.open_readers = 0
         self.waiters = 0
@@ -272,6 +273,24 @@ class MemoryService:
     def listening(self, stream: str):
         self._check(stream)
         return self.told.listening(stream)
+
+    def patches(self, stream: str) -> list[PatchInfo]:
+        self._check(stream)
+        return [
+            PatchInfo(epoch=1, version=v, kind="step", chunks=2, size_bytes=900 + v, full_bytes=100_000, here=True)
+            for v in sorted(self.known, reverse=True)
+        ]
+
+    async def patch(self, stream: str, version: int) -> PatchContents:
+        known = {info.version: info for info in self.patches(stream)}
+        if version not in known:
+            raise UnknownVersionError(f"no patch to version {version} of {stream} is complete on this node")
+        groups = [GroupChange(group="layers.*.weight", elements=1000, changed=8)]
+        return PatchContents(patch=known[version], groups=groups)
+
+    def fetching(self, stream: str) -> list[ChunkMap]:
+        self._check(stream)
+        return self.on_the_way
 
     def metrics(self) -> bytes:
         return b"patchswarm_peers 1.0\n"
