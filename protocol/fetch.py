@@ -16,6 +16,7 @@ from .ids import short
 from .link import Flight, Link
 from .manifest import Manifest, Opening, StreamRecord, Transition
 from .messages import META_ORDINAL, RELEASED, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
+from .mirrored import Mirrored
 from .picker import CLAIM_S, Plan
 from .ranges import bits_of, mask
 from .roster import Dealing
@@ -58,6 +59,7 @@ class Fetch:
     ) -> None:
         self.stock = Stock(gossip, links, emit, has)
         self.routing = Routing(gossip, links, self.stock.series, emit)
+        self.mirrored = Mirrored(self.routing, self.stock.series, links, rng)
         self.duplicate_bytes = 0
         self._gossip = gossip
         self._links = links

@@ -11,6 +11,7 @@ key and the CA's membership, everything of a stream under the publisher key that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from .errors import MessageError, SignatureError
@@ -18,6 +19,7 @@ from .ids import check_stream_name, digest, short
 from .manifest import (
     Header,
     Manifest,
+    MirrorRecord,
     NodeRecord,
     Opening,
     Revocation,
@@ -44,7 +46,7 @@ MAX_STREAMS: Final = 256
 MAX_NODES: Final = 20_000
 
 Body = Opening | Manifest | Transition
-Learned = StreamRecord | NodeRecord | Revocation | Header | Opening | Manifest | Transition
+Learned = StreamRecord | NodeRecord | Revocation | MirrorRecord | Header | Opening | Manifest | Transition
 
 _BODY_OF: Final[dict[ObjectKind, tuple[Subject, type[Opening | Manifest | Transition]]]] = {
     ObjectKind.OPENING: (Subject.OPENING, Opening),
@@ -66,6 +68,7 @@ class Gossip:
         self._summary = b""  # empty when the set has changed since
         self._publishers: dict[tuple[str, int], bytes] = {}
         self._node_digests: dict[bytes, bytes] = {}
+        self._mirror_digests: dict[str, bytes] = {}
         self._memberships: dict[bytes, Member] = {}
         self._headers: dict[str, dict[bytes, Header]] = {}
         self._announced: dict[bytes, Header] = {}
@@ -77,6 +80,7 @@ class Gossip:
         self._early: dict[bytes, tuple[str, int, bytes]] = {}  # digest -> stream, epoch, signed header: not verified
         self.members = Members(ca_key)
         self.streams: dict[str, StreamRecord] = {}
+        self.mirrors: dict[str, MirrorRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
         self.moves = 0
         """Counts nodes that are new, or say another site or other addresses than before."""
@@ -167,6 +171,20 @@ class Gossip:
         everything = [(kind, name, data) for name, (kind, data) in (self._set | self._bodies).items()]
         return iter(sorted(everything, key=lambda item: (item[0], item[1])))
 
+    def words_for(self, stream: str, bodies: AbstractSet[bytes]) -> list[tuple[ObjectKind, bytes]]:
+        """Kind and signed bytes of all that a node must learn, in this order, to believe these bodies of a stream."""
+        headers = self._headers.get(stream, {})
+        words = [
+            held
+            for name, held in self._set.items()
+            if held[0] is ObjectKind.REVOCATION
+            or (held[0] is ObjectKind.STREAM and peek(held[1], StreamRecord).stream == stream)
+            or (name in headers and headers[name].digest in bodies)
+        ]
+        announced = {header.digest for header in headers.values()}
+        words += [self._bodies[name] for name in bodies & announced if name in self._bodies]
+        return sorted(words)
+
     # -- learning -------------------------------------------------------------------------------------------
 
     def learn(self, kind: ObjectKind, data: bytes) -> Learned | None:
@@ -181,6 +199,8 @@ class Gossip:
                 return self._learn_node(data)
             case ObjectKind.REVOCATION:
                 return self._learn_revocation(data)
+            case ObjectKind.MIRROR:
+                return self._learn_mirror(data)
             case ObjectKind.HEADER:
                 return self._learn_header(data)
             case _:
@@ -242,6 +262,26 @@ class Gossip:
             self._add(name, ObjectKind.REVOCATION, data)
             self._drop_nodes()
         return said
+
+    def _learn_mirror(self, data: bytes) -> MirrorRecord | None:
+        name = object_digest(data, MirrorRecord)
+        if name in self._set:
+            return None
+        record = peek(data, MirrorRecord)
+        publisher = self._publishers.get((record.stream, record.epoch))
+        if publisher is None:
+            return None  # the stream's record is on its way; this one comes again when sets are compared
+        verify(data, MirrorRecord, publisher)
+        known = self.mirrors.get(record.stream)
+        if known is not None:
+            before = self._mirror_digests[record.stream]
+            if (record.epoch, record.serial, name) < (known.epoch, known.serial, before):
+                return None
+            self._remove(before)
+        self.mirrors[record.stream] = record
+        self._mirror_digests[record.stream] = name
+        self._add(name, ObjectKind.MIRROR, data)
+        return record
 
     def tell_time(self, unix_s: int) -> None:
         """Take the time of day; nodes whose membership has ended, or that have long been silent, are dropped."""

@@ -226,6 +226,21 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
     parts: Annotated[tuple[TransitionPart, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 
+class MirrorRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Where in a mirror a stream's chunks lie, and the key that what is signed of it is sealed with there.
+
+    Signed by the publisher, and told to members only: whoever has it can read the weights from a mirror.
+    """
+
+    domain: ClassVar[bytes] = b"patchswarm mirror 1\0"
+    stream: StreamName
+    epoch: Counter
+    serial: Counter
+    """Keys that were revoked in the cluster when this was signed: with each that is, the mirror gets another key."""
+    place: Attempt
+    key: Key
+
+
 class Subject(IntEnum):
     """What a header announces."""
 

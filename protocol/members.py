@@ -69,6 +69,11 @@ class Members:
         self.unix_s = 0
         self._revoked: dict[bytes, bytes] = {}  # key id -> the object that says so
 
+    @property
+    def revoked(self) -> int:
+        """How many keys are revoked."""
+        return len(self._revoked)
+
     def is_revoked(self, key_id: bytes) -> bool:
         """Whether this node id, or id of an issuing key, is revoked."""
         return key_id in self._revoked

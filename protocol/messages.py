@@ -137,6 +137,7 @@ class ObjectKind(IntEnum):
     MANIFEST = 4
     TRANSITION = 5
     REVOCATION = 6
+    MIRROR = 7
 
 
 class Object(msgspec.Struct, frozen=True, array_like=True, tag=12):

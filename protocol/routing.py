@@ -58,6 +58,8 @@ class Routing:
         self.room: Callable[[str, int, int], bool] = lambda _stream, _size, _version: True
         """Asked before the first request, and at each plan: whether the host can keep so many bytes that are still to
         come of a stream, and then build a version of so many; (stream, 0, 0) when nothing is to come any more."""
+        self.mirrored: dict[str, frozenset[bytes]] = {}
+        """By stream, attempts of which a mirror has every chunk."""
         self.following: dict[str, Following] = {}
         self._stale: dict[str, float] = {}  # stream -> since when its plan is out of date
 
@@ -125,7 +127,9 @@ class Routing:
             return _UNOBTAINABLE
         if series.complete():
             return 0
-        offered = any(link.offers(series.attempt) for link in self._links.values())
+        offered = transition.attempt in self.mirrored.get(transition.stream, ()) or any(
+            link.offers(series.attempt) for link in self._links.values()
+        )
         return series.missing_bytes() + (0 if offered else _UNOBTAINABLE)
 
     def _is_whole(self, attempt: bytes) -> bool:

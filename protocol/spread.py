@@ -10,7 +10,7 @@ from .effects import Effect, Forget, Persist, Send
 from .errors import ProtocolError
 from .gossip import Body, Gossip, Learned
 from .link import Link
-from .manifest import Header, NodeRecord, Revocation, StreamRecord
+from .manifest import Header, MirrorRecord, NodeRecord, Revocation, StreamRecord
 from .messages import Buckets, Headers, Inventory, Message, Object, ObjectKind, Pull, Summary
 from .signed import object_digest
 
@@ -136,7 +136,7 @@ class Spread:
                 self._send(other, Headers((data,)))
             if link is not None and self._follows(new.stream) and not self.gossip.knows(new.digest):
                 self._pull(link, [new.digest], now_s)
-        elif isinstance(new, StreamRecord | Revocation):
+        elif isinstance(new, StreamRecord | Revocation | MirrorRecord):
             for other in others:
                 self._send(other, Object(kind, data))
         elif link is None and not isinstance(new, NodeRecord):

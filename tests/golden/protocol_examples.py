@@ -26,6 +26,7 @@ from patchswarm.protocol.manifest import (
     Manifest,
     ManifestPart,
     Membership,
+    MirrorRecord,
     NodeRecord,
     Opening,
     OpeningPart,
@@ -212,6 +213,7 @@ RECORD = NodeRecord(
     heads=(Head("qwen3-8b-run17", 1, 42, named("manifest 42")),),
     membership=sign(MEMBERSHIP, CA),
 )
+MIRROR = MirrorRecord("qwen3-8b-run17", 1, 2, ATTEMPT, CHUNK_KEY)
 POSSESSION = join.Possession(bytes(32), named("authority"), public(CA), bytes(8), public(NODE))
 TOKEN = join.Token(named("authority"), public(CA), bytes(range(8)), CHUNK_KEY, ("192.0.2.1:7700",))
 PAGE = IndexPage("qwen3-8b-run17", ATTEMPT, 0, 0, INDEX)
@@ -240,6 +242,7 @@ EXAMPLES: dict[str, Example] = {
     "signed-manifest": signed(MANIFEST, PUBLISHER),
     "signed-transition": signed(TRANSITION, PUBLISHER),
     "signed-header": signed(HEADER, PUBLISHER),
+    "signed-mirror": signed(MIRROR, PUBLISHER),
     "signed-possession": signed(POSSESSION, NODE),
     "lane-preamble": Example(ATTEMPT, lambda each: encode_preamble(each, CHUNK_KEY), preamble_lane),
     "lane-headers": Example([(named("chunk 0"), 37), (named("chunk 1"), 1_048_592)], lane_headers, read_lane_headers),

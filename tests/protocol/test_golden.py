@@ -3,13 +3,15 @@
 from typing import get_args
 
 import pytest
-from golden.protocol_examples import EXAMPLES, FOLDER
+from golden.protocol_examples import CA, EXAMPLES, FOLDER, HEADER, MIRROR, PUBLISHER, STREAM
 
 from patchswarm.protocol import join, manifest
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import BlobRef
-from patchswarm.protocol.messages import Message
+from patchswarm.protocol.messages import Message, ObjectKind
+from patchswarm.protocol.mirror import open_list
 from patchswarm.protocol.seal import open_blob
+from patchswarm.protocol.signed import sign
 
 
 def frozen(name):
@@ -35,7 +37,7 @@ def test_every_message_and_every_signed_object_has_an_example():
 
 
 def test_no_frozen_file_is_left_without_its_example():
-    assert {path.stem for path in FOLDER.glob("*.hex")} == {*EXAMPLES, "blob"}
+    assert {path.stem for path in FOLDER.glob("*.hex")} == {*EXAMPLES, "blob", "mirror-list"}
 
 
 def test_a_frozen_list_still_opens():
@@ -44,3 +46,9 @@ def test_a_frozen_list_still_opens():
     data = EXAMPLES["layout"].encode(EXAMPLES["layout"].value)
     ref = BlobRef(digest(data), len(data), bytes(range(32)), ((digest(sealed), len(sealed)),))
     assert open_blob(ref, [sealed]) == data
+
+
+def test_a_frozen_list_of_a_mirror_still_opens():
+    """Only read, for the same reason."""
+    objects = [(ObjectKind.STREAM, sign(STREAM, CA)), (ObjectKind.HEADER, sign(HEADER, PUBLISHER))]
+    assert open_list(frozen("mirror-list"), MIRROR) == objects

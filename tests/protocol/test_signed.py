@@ -14,11 +14,15 @@ from patchswarm.protocol.manifest import (
     BlobRef,
     Header,
     IndexPage,
+    IssuedMembership,
+    Issuer,
     Manifest,
     Membership,
+    MirrorRecord,
     NodeRecord,
     Opening,
     OpeningPart,
+    Revocation,
     RosterSite,
     Route,
     StreamRecord,
@@ -30,7 +34,20 @@ from patchswarm.protocol.messages import Object, ObjectKind, encode_message
 from patchswarm.protocol.packing import pack
 from patchswarm.protocol.signed import MAX_SIGNED_BYTES, object_digest, peek, sign, verify
 
-KINDS = [StreamRecord, Membership, NodeRecord, Opening, IndexPage, Manifest, Transition, Header]
+KINDS = [
+    StreamRecord,
+    Membership,
+    Issuer,
+    IssuedMembership,
+    Revocation,
+    NodeRecord,
+    Opening,
+    IndexPage,
+    Manifest,
+    Transition,
+    MirrorRecord,
+    Header,
+]
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw()
