@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ..protocol.anchoring import Anchor, due_anchors
+from ..protocol.anchoring import Anchor, due_anchors, due_renewals
 from ..protocol.errors import ProtocolError
 from ..protocol.ids import short
 from ..protocol.manifest import Header, Opening, OpeningPart, Subject, Transition, TransitionPart
@@ -26,7 +27,7 @@ from ..protocol.messages import ObjectKind
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.base import BaseSource
 from ..storage.diff import Diff, DiffResult, DiffStoppedError, Parent
-from ..storage.errors import SlotGoneError, StorageError
+from ..storage.errors import BaseDiffersError, SlotGoneError, StorageError
 from ..storage.files import Files
 from ..storage.held import HeldSlot
 from ..storage.slots import Slot
@@ -58,6 +59,7 @@ class Anchors:
         self._options = options
         self._is_busy = is_busy
         self._frozen: Slot | None = None
+        self._lost: set[bytes] = set()  # bases whose files are not where they were
         self._working: tuple[Diff, asyncio.Event] | None = None
 
     async def run(self) -> None:
@@ -98,12 +100,15 @@ class Anchors:
         current = replica.current()
         if current is None or self._is_busy():
             return False
+        routes = self._desk.fleet.swarm.gossip.routes(replica.stream)
+        for base in due_renewals(current.order, routes):
+            self._renew(base, current)
         self._freeze(current)
         frozen = (self._frozen.manifest, self._frozen.version) if self._frozen else None
         due = due_anchors(
             current.manifest,
             current.version,
-            self._desk.fleet.swarm.gossip.routes(replica.stream),
+            routes,
             frozen=frozen,
             anchor_every=self._options.anchor_every,
             full_every=self._options.full_every,
@@ -138,6 +143,19 @@ class Anchors:
         return f"anchor/{self._replica.stream}"
 
     # -- making ---------------------------------------------------------------------------------------------
+
+    def _renew(self, base: Transition, current: Slot) -> None:
+        """Sign the record of a base once more, for the newest version, with the same lists."""
+        record = msgspec.structs.replace(
+            base, epoch=current.epoch, version=current.version, attempt=secrets.token_bytes(16)
+        )
+        self._desk.announce(self._announcement(record))
+        _log.info("base renewed", stream=base.stream, base=short(base.target), version=current.version)
+
+    def _announcement(self, transition: Transition) -> list[Signed]:
+        record = signed(ObjectKind.TRANSITION, transition, self._key)
+        header = Header(Subject.TRANSITION, transition.stream, transition.epoch, transition.version, record[1])
+        return [signed(ObjectKind.HEADER, header, self._key), record]
 
     async def _make(self, anchor: Anchor, target: Slot) -> None:
         view, stream = self._desk.fleet.view, self._replica.stream
@@ -195,10 +213,21 @@ class Anchors:
             return Parent(stack.enter_context(self._replica.slots.hold(slot)), digests)
         kept = self._desk.catalog.get(base_setting(anchor.source))
         if kept is None:
+            self._miss(anchor, "nothing says where its files are")
             return None
         layout = read_layout(self._desk.store, source)
-        base = BaseSource(Path(os.fsdecode(kept)), layout, anchor.source, Files())
+        try:
+            base = BaseSource(Path(os.fsdecode(kept)), layout, anchor.source, Files())
+        except BaseDiffersError as error:
+            self._miss(anchor, str(error))
+            return None
         return Parent(stack.enter_context(base), digests)
+
+    def _miss(self, anchor: Anchor, reason: str) -> None:
+        """A base is not to be had; said once, because it is due at each version from now on."""
+        if anchor.source not in self._lost:
+            _log.error("no skip from a base", stream=self._replica.stream, reason=reason)
+            self._lost.add(anchor.source)
 
     async def _encode(self, files: HeldSlot, parent: Parent | None, opening: Opening) -> DiffResult:
         desk = self._desk
@@ -254,9 +283,7 @@ class Anchors:
             opening.attempt,
             (part,),
         )
-        record = signed(ObjectKind.TRANSITION, transition, self._key)
-        header = Header(Subject.TRANSITION, target.stream, target.epoch, target.version, record[1])
-        return [signed(ObjectKind.HEADER, header, self._key), record]
+        return self._announcement(transition)
 
 
 def base_setting(manifest: bytes) -> str:
