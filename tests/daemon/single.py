@@ -106,7 +106,7 @@ async def member_of(
     node = msgspec.structs.replace(
         head.config.node, site=site, listen=listen, advertise=(), seeds=(head.config.node.listen,)
     )
-    local = msgspec.structs.replace(head.config.local, socket=home.root / "s")
+    local = msgspec.structs.replace(head.config.local, socket=home.root / "s", tcp="")
     storage = msgspec.structs.replace(head.config.storage, slot_dir=home.root / "slots")
     config = msgspec.structs.replace(head.config, node=node, local=local, storage=storage)
     async with Single(home, config).running() as member:

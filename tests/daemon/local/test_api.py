@@ -34,7 +34,7 @@ def test_peers_are_listed(api):
     assert peer["heads"] == [{"stream": "qwen", "epoch": 1, "version": 3}]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v2/streams", "/v1/streams/", "/v1/streams/a/b", "//etc/passwd"])
+@pytest.mark.parametrize("path", ["/v1", "/v2/streams", "/v1/streams/", "/v1/streams/a/b", "//etc/passwd"])
 def test_a_path_that_does_not_exist_is_a_problem(api, path):
     answer = api.ask("GET", path)
     assert (answer.status, answer.problem) == (404, "unknown-route")
@@ -179,11 +179,11 @@ def test_a_tcp_port_in_use_is_one_clear_error():
 def test_every_endpoint_says_what_it_takes_and_answers():
     table = endpoints(None, None)
     places = [(endpoint.method, endpoint.path) for endpoint in table]
-    assert len(places) == len(set(places)) == 25
+    assert len(places) == len(set(places)) == 26
     for endpoint in table:
         assert endpoint.summary
         assert (
             endpoint.answer is not None
             or endpoint.status == 204
-            or endpoint.path.endswith(("/delta", "/events", "/metrics", "{name:.+}"))
+            or endpoint.path.endswith(("/", "/delta", "/events", "/metrics", "{name:.+}"))
         )
