@@ -6,16 +6,17 @@ Everything is checked before the first element is written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ...protocol.codec.bits import kernel
 from ..errors import BadInputError
 from .delta_file import Changed, Delta
 from .shards import Shard, within
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _PIECE: Final = 1 << 20
 """Elements that are written in one go: what bounds the memory for index arithmetic, and what threads share out."""
+
+_SAMPLE: Final = 256
+"""Changed elements of a tensor that are held against the base, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,17 @@ def apply_delta(
     world: int = 1,
     shard_dims: Mapping[str, int] | None = None,
     ignore_missing: bool = False,
-    threads: int = 4,
+    base: Mapping[str, NDArray[Any]] | None = None,
+    threads: int | None = None,
 ) -> int:
     """Write `delta` over the tensors of `state_dict`, which hold the version that it leads from; elements written.
 
     With `world` ranks, `shard_dims` has for each tensor that is sharded the dimension along which it is, in equal
     shares; the others are whole on every rank. `ignore_missing`: tensors that `state_dict` lacks are another rank's.
-    On a CPU `threads` share the work. Raises BadInputError, nothing written, for a tensor that is missing or has
-    another dtype or shape. Applying a delta to another version than `delta.start` is not noticed: keep count.
+    With `base`, the tensors of `delta.start` (`Client.tensors` gives them), some of what is about to be overwritten is
+    held against them first; without, another version in the tensors is not noticed. On a CPU up to 4 `threads` share
+    the work. Raises BadInputError, nothing written, for a tensor that is missing, has another dtype or shape, or does
+    not hold what `base` does.
     """
     if not 0 <= rank < world:
         raise BadInputError(f"rank {rank} of {world}: ranks count from 0")
@@ -66,11 +73,37 @@ def apply_delta(
         dim = (shard_dims or {}).get(name) if world > 1 else None
         shard = None if dim is None else Shard.of(name, _held_shape(changed), dim, rank, world)
         writes.append(_Write(changed, _as_integers(changed, target, shard), shard))
+    if base is not None:
+        for write in writes:
+            _check_base(write, base[write.changed.name], delta.start)
     here = [write for write in writes if isinstance(write.target, np.ndarray)]
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1)) as pool:
         written = sum(pool.map(lambda piece: _put(*piece), (piece for write in here for piece in _pieces(write))))
     there = [write for write in writes if not isinstance(write.target, np.ndarray)]
     return written + (_apply_on_device(delta, there) if there else 0)
+
+
+def _check_base(write: _Write, base: NDArray[Any], version: int) -> None:
+    """Raise BadInputError unless a sample of what changes has the values of the version that the delta leads from."""
+    places = write.changed.indices[:: max(1, write.changed.indices.size // _SAMPLE)].astype(np.int64)
+    numbers = places
+    if write.shard is not None:
+        inside, numbers = write.shard.select(places)
+        places = places[inside]
+    if not places.size:
+        return
+    width = write.changed.values.itemsize
+    expected = base.reshape(-1).view(f"u{width}")[places]
+    at = np.unravel_index(numbers, tuple(write.target.shape))
+    if isinstance(write.target, np.ndarray):
+        found = write.target[at]
+    else:
+        import torch
+
+        where = tuple(torch.from_numpy(each).to(write.target.device) for each in at)
+        found = write.target[where].cpu().numpy().view(f"u{width}")
+    if not np.array_equal(found, expected):
+        raise BadInputError(f"tensor {write.changed.name!r} does not hold version {version}: load in full")
 
 
 def _as_integers(changed: Changed, target: Any, shard: Shard | None) -> Any:
@@ -131,8 +164,8 @@ def _put(write: _Write, part: slice) -> int:
     return int(values.size)
 
 
-@numba.njit(cache=True, nogil=True)
-def _scatter(target: NDArray[Any], places: NDArray[Any], values: NDArray[Any], shift: int) -> None:
+@kernel
+def _scatter(target: Any, places: Any, values: Any, shift: Any) -> None:
     """target[places - shift] = values; the places were checked."""
     for k in range(places.size):
         target[places[k] - shift] = values[k]

@@ -41,3 +41,13 @@ fill_environment() {
 compile_kernels() {
   "$1/bin/python" -c 'from patchswarm.protocol.codec.chunk import warm_up; warm_up()'
 }
+
+# engine_environment: prints the environment with torch and transformers, .engine/venv or $PATCHSWARM_ENGINE_VENV, made
+# where it is missing. From the repository's root.
+engine_environment() {
+  local venv=${PATCHSWARM_ENGINE_VENV:-.engine/venv}
+  fill_environment "$venv" engine "$(cat pyproject.toml scripts/constraints.txt | cksum)" \
+    --constraint scripts/constraints.txt --editable '.[torch]' transformers openai >&2 || return
+  compile_kernels "$venv" >&2 || return
+  echo "$venv"
+}

@@ -135,3 +135,24 @@ def test_read_only_memory_is_refused(delta):
     held["F32"].flags.writeable = False
     with pytest.raises(BadInputError, match="'F32' cannot be written to"):
         apply_delta(held, delta)
+
+
+def test_tensors_that_hold_another_version_are_left_alone(backend, delta):
+    base, held = as_numpy(BEFORE), backend(AFTER)
+    with pytest.raises(BadInputError, match="does not hold version 1: load in full"):
+        apply_delta(held, delta, base=base)
+    assert all(bits(held[name]) == data for name, (_, _, data) in AFTER.items())
+    held = backend(BEFORE)
+    assert apply_delta(held, delta, base=base) == delta.elements
+    assert all(bits(held[name]) == data for name, (_, _, data) in AFTER.items())
+
+
+def test_a_share_is_held_against_its_part_of_the_base(delta):
+    base, whole = as_numpy(BEFORE), as_numpy(BEFORE)
+    for dim in (0, 1):
+        right, wrong = (np.split(whole["BF16"], 2, dim)[number].copy() for number in (1, 0))
+        options = {"rank": 1, "world": 2, "shard_dims": {"BF16": dim}, "ignore_missing": True, "base": base}
+        with pytest.raises(BadInputError, match="'BF16' does not hold version 1"):
+            apply_delta({"BF16": wrong}, delta, **options)
+        apply_delta({"BF16": right}, delta, **options)
+        assert np.array_equal(right, np.split(as_numpy(AFTER)["BF16"], 2, dim)[1])
