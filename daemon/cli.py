@@ -14,6 +14,8 @@ from . import governing, membership, weights
 from .errors import DaemonError
 from .exits import Exit, table
 from .local.gateway.command import gateway
+from .local.slime.command import write_deltas
+from .local.trainer.command import watch
 from .options import ENVIRONMENT_PREFIX
 
 
@@ -74,11 +76,13 @@ for _command in (
     governing.issuer,
     governing.publisher,
     weights.publish,
+    watch,
     weights.pull,
     weights.status,
     weights.versions,
     weights.verify,
     weights.peers,
     gateway,
+    write_deltas,
 ):
     main.add_command(_command)

@@ -27,6 +27,7 @@ from ..storage.space import Space
 from .anchors import Anchors
 from .attending import attend
 from .background import in_thread
+from .beacons import Beacons
 from .blocks import BlockReader
 from .config import Config, Stream
 from .desk import Desk

@@ -88,5 +88,13 @@ model_size = click.option(
     callback=size,
     help="Size of the checkpoints to come, for example 500GB: says what will not fit on this host.",
 )
+staging = click.option(
+    "--staging",
+    envvar=f"{ENVIRONMENT_PREFIX}_STAGING",
+    show_envvar=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where files are made that the daemon then reads; in RAM or beside the slots for large models.",
+)
 json = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 stream = click.option("--stream", required=True, metavar="NAME", callback=stream_argument, help="The stream.")

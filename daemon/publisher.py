@@ -67,6 +67,11 @@ class Publisher:
         a disk that is full.
         """
         check_stream_name(stream)
+        if self._desk.fleet.standing.is_copied:
+            raise RefusedError(
+                "another daemon runs with the keys of this node, from a copy of its home, and what both publish would "
+                "contradict: stop one, delete its home, and restart the other"
+            )
         key = self._publisher_key(stream)
         if not self._desk.fleet.swarm.follows(stream):
             raise RefusedError(f"this node does not follow stream {stream}: add it to streams.follow in config.toml")
@@ -104,6 +109,19 @@ class Publisher:
         key = self._identity.publisher_key
         record = self._desk.fleet.swarm.gossip.streams.get(stream)
         return key is not None and record is not None and record.publisher == key.public_key().public_bytes_raw()
+
+    def newest_made(self, stream: str) -> tuple[int, int] | None:
+        """(epoch, version) of the newest version that was published here, if this node publishes the stream.
+
+        None in an epoch that has no version yet, and while a publish ends.
+        """
+        record, mark = self._desk.fleet.swarm.gossip.streams.get(stream), self._desk.catalog.mark(stream)
+        if record is None or stream in self._busy or not self.owns(stream):
+            return None
+        head = self._desk.fleet.swarm.gossip.head_header(stream)
+        if head is None or head.epoch != record.epoch:
+            return None
+        return (mark.epoch, mark.version) if mark is not None else (0, 0)
 
     def is_publishing(self, stream: str) -> bool:
         """Whether a publish is under way."""

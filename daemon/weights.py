@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 @click.option("--version", "number", type=click.IntRange(0, 2**63 - 1), help="Its number.  [default: the next]")
 @click.option("--label", default="", help="Free text that goes with it, such as the trainer's step.")
 @click.option("--base", is_flag=True, help="The hosts have these bytes already: register them, send nothing.")
+@click.option(
+    "--slime-delta", is_flag=True, help="DIR is one of slime's delta folders: apply it to the newest version."
+)
+@options.staging
 @click.option("--quiet", "-q", is_flag=True, help="Print the version's number only.")
 @options.json
 @options.home
@@ -32,6 +37,8 @@ def publish(
     number: int | None,
     label: str,
     base: bool,
+    slime_delta: bool,
+    staging: Path | None,
     quiet: bool,
     as_json: bool,
     home: Home,
@@ -45,7 +52,15 @@ def publish(
     from .units import format_size
 
     client = client_of(home, socket)
-    with console.progress(quiet=quiet or as_json) as show:
+    with console.progress(quiet=quiet or as_json) as show, contextlib.ExitStack() as stack:
+        if slime_delta:
+            from .local.slime.source import applied
+            from .local.trainer.staging import default_root
+
+            label = label or directory.absolute().name
+            directory = stack.enter_context(applied(directory, client, stream, staging or default_root()))
+        else:
+            _refuse_delta(directory)
 
         def relay(progress: PublishProgress) -> None:
             show(progress.stage, progress.done_bytes, progress.total_bytes)
@@ -64,6 +79,15 @@ def publish(
         ratio = f"{result.ratio:,.1f}x smaller" if result.patch_bytes else "nothing to send"
         click.echo(f"  patch    {format_size(result.patch_bytes)} of {format_size(result.full_bytes)}, {ratio}")
         click.echo(f"  seconds  {', '.join(f'{stage} {took:.2f}' for stage, took in result.seconds.items())}")
+
+
+def _refuse_delta(directory: Path) -> None:
+    """Packed changes of tensors must not be served as if they were tensors."""
+    from .errors import BadInputError
+    from .local.trainer.selecting import is_delta
+
+    if is_delta(directory):
+        raise BadInputError(f"{directory} holds slime's changes, not a checkpoint: publish it with --slime-delta")
 
 
 @click.command()

@@ -114,6 +114,14 @@ class Dropped:
     names: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A record of this very node was heard that another life of it has signed, and later than all of ours."""
+
+    incarnation: bytes
+    serial: int
+
+
 Effect = (
     Send
     | Serve
@@ -127,5 +135,6 @@ Effect = (
     | IndexHere
     | RouteReady
     | SiteFound
+    | Rival
     | Dropped
 )

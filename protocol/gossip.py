@@ -17,6 +17,7 @@ from typing import Final
 from .errors import MessageError, SignatureError
 from .ids import check_stream_name, digest, short
 from .manifest import (
+    Beacon,
     Header,
     Manifest,
     MirrorRecord,
@@ -42,11 +43,14 @@ MAX_HEADERS: Final = 16 * WINDOW
 MAX_EARLY: Final = 4096
 """Headers that came before their stream's record, so that one round of anti-entropy suffices in whatever order."""
 
+BEACON_AHEAD_S: Final = 60
+"""How far ahead of this node's clock a beacon may be dated."""
+
 MAX_STREAMS: Final = 256
 MAX_NODES: Final = 20_000
 
 Body = Opening | Manifest | Transition
-Learned = StreamRecord | NodeRecord | Revocation | MirrorRecord | Header | Opening | Manifest | Transition
+Learned = StreamRecord | NodeRecord | Revocation | MirrorRecord | Beacon | Header | Opening | Manifest | Transition
 
 _BODY_OF: Final[dict[ObjectKind, tuple[Subject, type[Opening | Manifest | Transition]]]] = {
     ObjectKind.OPENING: (Subject.OPENING, Opening),
@@ -79,6 +83,8 @@ class Gossip:
         self._dropped: list[tuple[bytes, Body | None]] = []
         self._early: dict[bytes, tuple[str, int, bytes]] = {}  # digest -> stream, epoch, signed header: not verified
         self.members = Members(ca_key)
+        self.beacons: dict[str, tuple[Beacon, bytes]] = {}
+        """Stream -> its publisher's latest beacon, and its signed bytes. Not part of the set that nodes compare."""
         self.streams: dict[str, StreamRecord] = {}
         self.mirrors: dict[str, MirrorRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
@@ -201,6 +207,8 @@ class Gossip:
                 return self._learn_revocation(data)
             case ObjectKind.MIRROR:
                 return self._learn_mirror(data)
+            case ObjectKind.BEACON:
+                return self._learn_beacon(data)
             case ObjectKind.HEADER:
                 return self._learn_header(data)
             case _:
@@ -283,10 +291,28 @@ class Gossip:
         self._add(name, ObjectKind.MIRROR, data)
         return record
 
+    def _learn_beacon(self, data: bytes) -> Beacon | None:
+        said = peek(data, Beacon)
+        record = self.streams.get(said.stream)
+        known = self.beacons.get(said.stream)
+        if record is None or said.epoch != record.epoch:
+            return None  # of a stream that is not known yet, or under a key that counts no more
+        if known is not None and (said.epoch, said.at) <= (known[0].epoch, known[0].at):
+            return None
+        verify(data, Beacon, record.publisher)
+        if self.members.unix_s and said.at > self.members.unix_s + BEACON_AHEAD_S:
+            return None  # else whoever stole the key could keep a frozen head young for years
+        self.beacons[said.stream] = said, data
+        return said
+
     def tell_time(self, unix_s: int) -> None:
         """Take the time of day; nodes whose membership has ended, or that have long been silent, are dropped."""
         self.members.unix_s = unix_s
         self._drop_nodes()
+
+    def node_digest(self, node: bytes) -> bytes:
+        """Digest of a node's record, which is here."""
+        return self._node_digests[node]
 
     def is_member(self, node: bytes) -> bool:
         """Whether a node's record is here and its membership goes on."""

@@ -241,6 +241,21 @@ class MirrorRecord(msgspec.Struct, frozen=True, array_like=True):
     key: Key
 
 
+class Beacon(msgspec.Struct, frozen=True, array_like=True):
+    """Says, again and again, which version is the newest: without it, a freeze could not be told from a quiet trainer.
+
+    Signed by the publisher. Only the latest counts, and only in the stream's newest epoch.
+    """
+
+    domain: ClassVar[bytes] = b"patchswarm beacon 1\0"
+    stream: StreamName
+    epoch: Counter
+    version: Counter
+    manifest: Digest
+    at: Counter
+    """Unix seconds."""
+
+
 class Subject(IntEnum):
     """What a header announces."""
 

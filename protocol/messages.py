@@ -138,6 +138,7 @@ class ObjectKind(IntEnum):
     TRANSITION = 5
     REVOCATION = 6
     MIRROR = 7
+    BEACON = 8
 
 
 class Object(msgspec.Struct, frozen=True, array_like=True, tag=12):

@@ -10,7 +10,7 @@ from .effects import Effect, Forget, Persist, Send
 from .errors import ProtocolError
 from .gossip import Body, Gossip, Learned
 from .link import Link
-from .manifest import Header, MirrorRecord, NodeRecord, Revocation, StreamRecord
+from .manifest import Beacon, Header, MirrorRecord, NodeRecord, Revocation, StreamRecord
 from .messages import Buckets, Headers, Inventory, Message, Object, ObjectKind, Pull, Summary
 from .signed import object_digest
 
@@ -75,7 +75,12 @@ class Spread:
                 raise AssertionError(message)
 
     def greet(self, link: Link) -> None:
-        """Begin with a new peer: compare sets at once."""
+        """Begin with a new peer: compare sets at once, and tell of how young the heads are."""
+        self._summarise(link)
+        for _, data in self.gossip.beacons.values():
+            self._send(link, Object(ObjectKind.BEACON, data))
+
+    def _summarise(self, link: Link) -> None:
         self._send(link, Summary(self.gossip.summary()))
 
     def tick(self, now_s: float) -> None:
@@ -83,7 +88,7 @@ class Spread:
         self._given.clear()
         ready = [link for link in self._links.values() if link.record is not None]
         for link in ready:
-            self.greet(link)
+            self._summarise(link)
         wanted = {header.digest for header in self.gossip.lacking() if self._follows(header.stream)}
         for name in [name for name in self._pulls if name not in wanted]:
             del self._pulls[name]
@@ -128,7 +133,8 @@ class Spread:
         if new is None:
             return
         name = object_digest(data, type(new))
-        self._emit(Persist(kind, name, data))
+        if not isinstance(new, Beacon):
+            self._emit(Persist(kind, name, data))
         origin = link.number if link else -1
         others = [other for other in self._links.values() if other.number != origin and other.record is not None]
         if isinstance(new, Header):
@@ -136,7 +142,7 @@ class Spread:
                 self._send(other, Headers((data,)))
             if link is not None and self._follows(new.stream) and not self.gossip.knows(new.digest):
                 self._pull(link, [new.digest], now_s)
-        elif isinstance(new, StreamRecord | Revocation | MirrorRecord):
+        elif isinstance(new, StreamRecord | Revocation | MirrorRecord | Beacon):
             for other in others:
                 self._send(other, Object(kind, data))
         elif link is None and not isinstance(new, NodeRecord):

@@ -13,13 +13,13 @@ from typing import Final
 from .blocks import Blocks
 from .chance import Chance
 from .dialer import Dialer
-from .effects import Dial, Effect, Hangup, Send, SiteFound
+from .effects import Dial, Effect, Hangup, Rival, Send, SiteFound
 from .errors import MessageError
 from .fetch import Fetch
 from .gossip import Gossip, Learned
 from .ids import digest, short
 from .link import Link
-from .manifest import NodeRecord, Revocation
+from .manifest import Beacon, NodeRecord, Revocation
 from .messages import (
     PROTOCOL_VERSION,
     BlockReject,
@@ -90,6 +90,7 @@ class Swarm:
         self._topology = Topology(self.gossip, self.node)
         self._dialled: dict[int, str] = {}
         self._record = b""
+        self._incarnation = b""
         self._next_link = 0
         self._next_tick_s = 0.0
         self._now_s = 0.0
@@ -114,6 +115,7 @@ class Swarm:
     def announce(self, record: bytes, now_s: float) -> None:
         """Set this node's own signed record: said in Hello and gossiped."""
         self._record = record
+        self._incarnation = peek(record, NodeRecord).incarnation
         self.publish(ObjectKind.NODE, record, now_s)
 
     def publish(self, kind: ObjectKind, data: bytes, now_s: float) -> None:
@@ -194,6 +196,7 @@ class Swarm:
         if record.node_key != link.node_key:
             raise MessageError(f"hello of {short(digest(record.node_key))} on the link of {short(link.node)}")
         if link.node == self.node:
+            self._look_at_own(record)
             self._hangup(link, "this is me")
             return
         self._spread.publish(ObjectKind.NODE, message.record, now_s)
@@ -201,7 +204,13 @@ class Swarm:
         if known is None:
             raise MessageError(f"node {short(link.node)} is no member, not any more, or its clock is a day off")
         if known.incarnation != record.incarnation:
-            raise MessageError(f"node {short(link.node)} is known under a later incarnation")
+            # Another life of the node has spoken later: a copy of its home, or an older state of it came back. It is
+            # told, and has then to speak later still.
+            kind_and_data = self.gossip.get(self.gossip.node_digest(link.node))
+            assert kind_and_data is not None
+            self._effects.append(Send(link.number, Object(*kind_and_data)))
+            self._hangup(link, "known under a later incarnation")
+            return
         link.record = record
         if link.number in self._dialled:
             self._dialer.worked(self._dialled[link.number], link.node)
@@ -343,10 +352,19 @@ class Swarm:
             elif self.gossip.members.is_revoked(link.node):
                 self._hangup(link, "revoked")
 
+    def _look_at_own(self, record: NodeRecord) -> None:
+        """See whether what this node's key has signed is of another life than this one."""
+        if self._incarnation and record.incarnation != self._incarnation:
+            self._effects.append(Rival(record.incarnation, record.serial))
+
     def _learned(self, value: Learned, _: bytes) -> None:
         if isinstance(value, Revocation):
             self._part()
+        elif isinstance(value, Beacon):
+            pass
         elif isinstance(value, NodeRecord):
+            if value.node_key == self.settings.node_key:
+                self._look_at_own(value)
             for link in self.links.values():  # its site may have been found since its hello
                 if link.node_key == value.node_key and link.record and link.record.incarnation == value.incarnation:
                     link.record = value

@@ -25,6 +25,7 @@ from ...protocol.effects import (
     HeadMoved,
     IndexHere,
     Persist,
+    Rival,
     RouteReady,
     Send,
     Serve,
@@ -162,6 +163,9 @@ class Fleet:
         for effect in self.swarm.effects():
             if not isinstance(effect, Persist | Forget):
                 self._do(effect)
+        earlier = self.swarm.gossip.nodes.get(self.node)
+        if earlier is not None:  # said in an earlier life
+            self._record.outdo(earlier.serial)
         self._say_record()
 
     # -- what this host tells the fleet ---------------------------------------------------------------------
@@ -305,6 +309,8 @@ class Fleet:
             case SiteFound(site):
                 self._record.site = site
                 self._say_record()
+            case Rival(incarnation, serial):
+                self.standing.rival(incarnation, serial)
             case IndexHere(attempt):
                 self._spawn(self._open_index(attempt))
                 self._local(effect)

@@ -13,6 +13,9 @@ from .identity import Identity
 
 _SERIAL: Final = "node serial"
 _SERIALS_PER_START: Final = 1 << SERIAL_BITS
+OUTDO_S: Final = 10
+"""By how many seconds another life is outdone: more than it can have said late."""
+
 _MAX_HEADS: Final = 64
 
 
@@ -35,6 +38,10 @@ class OwnRecord:
     def set_head(self, head: Head) -> None:
         """Note the newest version committed here in one stream."""
         self._heads[head.stream] = head
+
+    def outdo(self, serial: int) -> None:
+        """Let what is signed from now on be later than a record that another life of this node has signed."""
+        self._serial = max(self._serial, serial + OUTDO_S * _SERIALS_PER_START)
 
     def sign(self) -> bytes:
         """The signed NodeRecord, newer than every one before."""

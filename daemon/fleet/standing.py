@@ -66,8 +66,12 @@ class Standing:
         self._certificate = own.certificate
         self._asked_s = 0.0
         self._issued: dict[bytes, float] = {}  # node -> when it last got a certificate
+        self._rivals: set[bytes] = set()
         self.said_s = 0.0
         """When the record was last said."""
+
+        self.is_copied = False
+        """Whether another daemon runs with this node's keys: neither may publish, for they would contradict."""
 
     async def run(self) -> None:
         """Look after all of this until cancelled."""
@@ -88,6 +92,16 @@ class Standing:
         now = dt.datetime.now(dt.UTC)
         if self._swarm.gossip.members.is_revoked(self._swarm.node):
             yield "this node was revoked: no other talks to it; make a new home and join again to come back"
+        if self.is_copied:
+            yield (
+                "another daemon runs with this node's keys, from a copy of its home: neither publishes; stop one, "
+                "delete its home, and restart the other"
+            )
+        elif self._rivals:
+            yield (
+                "this home is older than what the fleet knew of its node: it was restored from a backup, or its clock "
+                "went back; what it signed since then it does not know"
+            )
         left = self._certificate.not_valid_after_utc - now
         if left <= dt.timedelta(0):
             yield "this node's certificate has expired: make a new home and join again"
@@ -112,6 +126,22 @@ class Standing:
         """Part of the certificate's life that is over."""
         begin, end = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc
         return (now - begin) / (end - begin)
+
+    def rival(self, incarnation: bytes, serial: int) -> None:
+        """Take note that another life of this node was heard, later than this one.
+
+        It may be over, and all that is left of it what it said: then it does not answer when it is outdone.
+        """
+        if self.is_copied:
+            return
+        if incarnation in self._rivals:
+            self.is_copied = True
+            _log.error("another daemon runs with the keys of this node: neither publishes")
+        else:
+            _log.warning("the fleet knows a later life of this node: was its home restored, or copied?")
+        self._rivals.add(incarnation)
+        self._record.outdo(serial)
+        self._say_record()
 
     # -- ours -----------------------------------------------------------------------------------------------
 

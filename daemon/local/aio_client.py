@@ -19,6 +19,7 @@ from .aio_lease import AsyncLease
 from .connection import default_socket
 from .errors import NotReadyError, VersionNotReadyError
 from .model import (
+    NodeStatus,
     PeerStatus,
     PublishProgress,
     PublishResult,
@@ -121,6 +122,10 @@ class AsyncClient:
     async def peers(self) -> list[PeerStatus]:
         """The other nodes, as this one sees them."""
         return (await self._connection.ask(asks.peers())).peers
+
+    async def node(self) -> NodeStatus:
+        """The node itself, and what is wrong with it."""
+        return await self._ask(asks.node())
 
     async def ready(self) -> Readiness:
         """Whether the node serves current weights, and if not, why."""

@@ -16,6 +16,7 @@ from .errors import ConnectionLostError, LocalError, NotReadyError
 from .model import (
     LeaseInfo,
     LeaseRequest,
+    NodeStatus,
     PeerList,
     PublishLine,
     PublishProgress,
@@ -109,6 +110,11 @@ def verify(stream: str, *, repair: bool) -> Ask[VerifyReport]:
 def peers() -> Ask[PeerList]:
     """The other nodes."""
     return Ask("GET", "/v1/peers", PeerList)
+
+
+def node() -> Ask[NodeStatus]:
+    """The node itself."""
+    return Ask("GET", "/v1/node", NodeStatus)
 
 
 def ready() -> Ask[Readiness]:

@@ -24,6 +24,7 @@ from .connection import DaemonAddress, default_socket, read_json
 from .errors import LocalError, NotReadyError, VersionNotReadyError
 from .lease import Lease
 from .model import (
+    NodeStatus,
     PeerStatus,
     PublishProgress,
     PublishResult,
@@ -190,6 +191,10 @@ class Client:
     def peers(self) -> list[PeerStatus]:
         """The other nodes, as this one sees them."""
         return self._ask(asks.peers()).peers
+
+    def node(self) -> NodeStatus:
+        """The node itself, and what is wrong with it."""
+        return self._ask(asks.node())
 
     def ready(self) -> Readiness:
         """Whether the node serves current weights, and if not, why."""

@@ -10,19 +10,9 @@ import msgspec
 from .connection import DaemonAddress, read_json
 from .endpoint import Call, Endpoint, Nothing
 from .errors import InvalidRequestError
+from .model import NodeStatus
 
 _TIMEOUT_S = 30.0
-
-
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of GET /v1/node."""
-
-    node: str
-    site: str
-    certificate_ends_at: float
-    """Unix time; it is renewed long before, see `problems` when it is not."""
-    problems: list[str] = []
-    """What an operator should look at, one line each."""
 
 
 class ObjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,12 +27,6 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
     new: bool
     """False when the node knew it already."""
-
-
-def read_node(socket: Path) -> NodeStatus:
-    """Ask the daemon on this socket about its node. Raises LocalError."""
-    with DaemonAddress(socket, "").exchange("GET", "/v1/node", timeout_s=_TIMEOUT_S) as response:
-        return read_json(response, NodeStatus)
 
 
 def spread(socket: Path, kind: Literal["stream", "revocation"], data: bytes) -> bool:

@@ -25,6 +25,7 @@ from patchswarm.daemon.local.errors import UnknownStreamError
 from patchswarm.daemon.local.model import (
     HeadInfo,
     LastError,
+    NodeStatus,
     PeerHead,
     PeerStatus,
     Progress,
@@ -108,6 +109,11 @@ class FakeClient:
 
     def peers(self):
         return self._answer([PEER, AWAY])
+
+    def node(self):
+        return self._answer(
+            NodeStatus(node="ab" * 32, site="us/a", certificate_ends_at=2e9, problems=["clock is slow"])
+        )
 
     def versions(self, stream):
         return self._answer([VERSION] if stream == "qwen" else [])
@@ -311,6 +317,7 @@ def test_pull_says_what_came_and_where_it_is(run, fake, tmp_path):
 
 def test_status_shows_streams_errors_and_peers(run, fake):
     assert run("status").stdout.splitlines() == [
+        "problem: clock is slow",
         "STREAM  STATE     VERSION  HEAD  LAG      PROVEN  PROGRESS",
         "qwen    fetching  7        9     2 (3 s)  yes     fetch 25%",
         "tiny    waiting   -        -     0        -       -",
@@ -327,6 +334,7 @@ def test_status_tells_a_program_the_same(run, fake):
     assert [stream["stream"] for stream in told["streams"]] == ["qwen", "tiny"]
     assert told["streams"][0]["lag"] == 2
     assert [peer["connected"] for peer in told["peers"]] == [True, False]
+    assert told["problems"] == ["clock is slow"]
     assert json.loads(run("peers", "--json").stdout) == {"peers": told["peers"]}
 
 

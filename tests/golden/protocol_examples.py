@@ -17,6 +17,7 @@ from patchswarm.protocol.ids import digest
 from patchswarm.protocol.lane import HEADER_BYTES, LaneCodec, encode_preamble, preamble_lane
 from patchswarm.protocol.layout import File, Layout, Region, Role, decode_layout
 from patchswarm.protocol.manifest import (
+    Beacon,
     BlobRef,
     Head,
     Header,
@@ -161,6 +162,7 @@ STREAM = StreamRecord("qwen3-8b-run17", 1, public(PUBLISHER))
 MEMBERSHIP = Membership(public(NODE), 1_900_000_000)
 ISSUER = Issuer(public(ISSUER_KEY), 1_950_000_000)
 ISSUED_MEMBERSHIP = IssuedMembership(public(NODE), 1_900_000_000, sign(ISSUER, CA))
+BEACON = Beacon("qwen3-8b-run17", 1, 42, named("manifest 42"), 1_800_000_000)
 REVOCATION = Revocation(digest(public(NODE)), 1_800_000_000, b"")
 OPENING = Opening(
     stream="qwen3-8b-run17",
@@ -235,6 +237,7 @@ EXAMPLES: dict[str, Example] = {
     "signed-membership": signed(MEMBERSHIP, CA),
     "signed-issuer": signed(ISSUER, CA),
     "signed-issued-membership": signed(ISSUED_MEMBERSHIP, ISSUER_KEY),
+    "signed-beacon": signed(BEACON, PUBLISHER),
     "signed-revocation": signed(REVOCATION, CA),
     "signed-node": signed(RECORD, NODE),
     "signed-opening": signed(OPENING, PUBLISHER),

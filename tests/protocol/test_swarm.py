@@ -480,7 +480,7 @@ def test_a_restarted_node_takes_its_old_place_at_once():
     assert sum(link.node == other.node for link in head.swarm.connected()) == 1
 
 
-def test_a_copied_home_is_not_let_in_beside_the_one_that_is_known():
+def test_an_earlier_life_of_a_node_is_not_let_in_and_told_what_is_known_of_it():
     world = World()
     _, other = world.fleet(a=1)
     world.run(3)
@@ -490,7 +490,13 @@ def test_a_copied_home_is_not_let_in_beside_the_one_that_is_known():
     other.catalog.clear()
     other.start()
     world.run(3)
-    assert any("later incarnation" in why for who, _, why in world.offences if who == "head")
+    assert not other.peers()
+    assert other.rivals == {(1).to_bytes(16, "big")}
+    other.serial = 10
+    other._announce()
+    world.run(20)
+    assert other.peers() == {"head"}
+    assert world.offences == []
 
 
 # -- rules ---------------------------------------------------------------------------------------------------

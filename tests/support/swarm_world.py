@@ -23,6 +23,7 @@ from patchswarm.protocol.effects import (
     HeadMoved,
     IndexHere,
     Persist,
+    Rival,
     RouteReady,
     Send,
     Serve,
@@ -69,6 +70,7 @@ class Host:
         self.alive = False
         self.liar: Liar | None = None
         self.held: frozenset[bytes] = frozenset()
+        self.rivals: set[bytes] = set()
         self.start()
 
     def __repr__(self) -> str:
@@ -194,6 +196,8 @@ class Host:
             case Dropped(_, names):
                 for name in names:
                     self.store.pop(name, None)
+            case Rival(incarnation, _):
+                self.rivals.add(incarnation)
             case SiteFound():
                 self._announce()
                 self.act()

@@ -1,0 +1,101 @@
+"""`patchswarm write-deltas`: writes a stream's versions as slime's folders."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ... import options
+from ...home import Home
+
+if TYPE_CHECKING:
+    from .following import Folder
+    from .format import ChecksumName, Encoding
+
+_WAIT_S: Final = 60.0
+_AGAIN_S: Final = 2.0
+
+
+class _EndedError(BaseException):
+    """The process was asked to end: unwinds from wherever it is."""
+
+
+@click.command("write-deltas")
+@click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
+@options.stream
+@click.option("--encoding", type=click.Choice(["xor", "overwrite"]), default="xor", help="How changes are written.")
+@click.option(
+    "--checksum", type=click.Choice(["xxh3-128", "blake3", "adler32"]), default="xxh3-128", help="Of each new tensor."
+)
+@click.option(
+    "--full-every",
+    default=0,
+    metavar="N",
+    type=click.IntRange(0),
+    help="A full folder after N deltas, removing what lies before the one before; 0: never, and nothing is removed.",
+)
+@click.option("--once", is_flag=True, help="Write what is there now, and end.")
+@options.home
+@options.socket
+def write_deltas(
+    *,
+    out: Path,
+    stream: str,
+    encoding: Encoding,
+    checksum: ChecksumName,
+    full_every: int,
+    once: bool,
+    home: Home,
+    socket: Path | None,
+) -> None:
+    """Write each new version into DIR as a folder that engines with /pull_weights read, as slime's trainer does.
+
+    Ends with 0 on SIGTERM or Ctrl-C; the next start goes on where this one ended.
+    """
+    from ..client import Client
+    from ..errors import ConnectionLostError, LeaseGoneError, NotRunningError, UnknownLeaseError
+    from .following import Follower, Options
+
+    if socket is None:
+        from ...config import Config
+
+        home.check()
+        socket = Config.load(home).local.socket
+    settings = Options(encoding=encoding, checksum=checksum, full_every=full_every)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    try:
+        with Follower(Client(socket), stream, out.absolute(), settings) as follower:
+            while True:
+                try:
+                    written = follower.step(0.0 if once else _WAIT_S)
+                except (NotRunningError, ConnectionLostError, LeaseGoneError, UnknownLeaseError) as error:
+                    if once:
+                        raise
+                    click.echo(f"{error}; trying again", err=True)
+                    time.sleep(_AGAIN_S)
+                    continue
+                if written is not None:
+                    click.echo(_said(written))
+                elif once:
+                    return
+    except _EndedError:
+        return
+
+
+def _said(folder: Folder) -> str:
+    from .format import folder_name
+
+    if folder.number == 0:
+        return f"version {folder.version} is what the engines were started with: deltas are written from it"
+    kind = "whole" if folder.full else "as a delta"
+    return f"wrote {folder_name(folder.number)} {kind}: version {folder.version}"
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    raise _EndedError
