@@ -164,6 +164,8 @@ class Node:
             self._tasks.create_task(self._expiring())
             self._tasks.create_task(self._retaining())
             self._tasks.create_task(self._scrubbing())
+            if self._key is not None:
+                self._tasks.create_task(Beacons(self.publisher, self.fleet, self._key).run())
             if self.config.gateway.listen:
                 gateway = configured(self.config.gateway, local.socket)
                 self._tasks.create_task(keep_gateway(gateway))

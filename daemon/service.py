@@ -29,11 +29,11 @@ from .local.errors import (
     VersionNotReadyError,
     VersionNotRisingError,
 )
-from .local.governing import NodeStatus
 from .local.model import (
     HeadInfo,
     LastError,
     LeaseInfo,
+    NodeStatus,
     PeerHead,
     PeerStatus,
     Progress,
@@ -53,6 +53,7 @@ from .patches import Patches
 from .publisher import Publisher
 from .replica import Replica
 from .upkeep import Upkeep
+from .watch import Watch
 
 HTTP_LEASE_S: Final = 24 * 3600.0
 """An open reader's own lease: it ends with the reader, which `read_timeout_s` bounds."""
@@ -82,6 +83,7 @@ class NodeService:
         self._patches = patches
         self._deltas = Deltas(fleet)
         self._appeared = asyncio.Event()
+        self._watch = Watch(fleet, publisher)
 
     def stream_appeared(self) -> None:
         """Wake those who wait for a stream that this node did not know yet."""
@@ -113,6 +115,7 @@ class NodeService:
             proven=current.proven if current else False,
             progress=self._progress(stream),
             last_error=LastError(at=failure.at, detail=failure.detail) if failure else None,
+            head_age_s=self._watch.head_age_s(stream),
         )
 
     def _state(self, replica: Replica, current: Slot | None) -> StreamState:
@@ -399,7 +402,7 @@ class NodeService:
             node=fleet.node.hex(),
             site=fleet.site,
             certificate_ends_at=fleet.standing.ends_at,
-            problems=list(fleet.standing.problems()),
+            problems=[*fleet.standing.problems(), *self._watch.problems(self._replicas)],
         )
 
     async def accept(self, kind: str, data: bytes) -> bool:

@@ -97,10 +97,12 @@ def _refuse_delta(directory: Path) -> None:
 def status(*, as_json: bool, home: Home, socket: Path | None) -> None:
     """Show the streams, how far behind they are, and the peers."""
     client = client_of(home, socket)
-    streams, peers = client.streams(), client.peers()
+    streams, peers, problems = client.streams(), client.peers(), client.node().problems
     if as_json:
-        console.print_json({"streams": streams, "peers": peers})
+        console.print_json({"streams": streams, "peers": peers, "problems": problems})
         return
+    for problem in problems:
+        click.echo(f"problem: {problem}")
     if streams:
         _print_streams(streams)
     else:

@@ -111,6 +111,8 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`current.proven`, for those who look at nothing else."""
     progress: Progress | None = None
     last_error: LastError | None = None
+    head_age_s: float | None = None
+    """Seconds since the publisher last said which version is the newest; None while it has not been heard."""
 
 
 class StreamList(msgspec.Struct, frozen=True):
@@ -290,6 +292,17 @@ class PeerList(msgspec.Struct, frozen=True):
     """Answer of GET /v1/peers."""
 
     peers: list[PeerStatus]
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/node."""
+
+    node: str
+    site: str
+    certificate_ends_at: float
+    """Unix time; it is renewed long before, see `problems` when it is not."""
+    problems: list[str] = []
+    """What an operator should look at, one line each."""
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -25,10 +25,10 @@ from patchswarm.daemon.local.errors import (
     UnknownStreamError,
     UnknownVersionError,
 )
-from patchswarm.daemon.local.governing import NodeStatus
 from patchswarm.daemon.local.model import (
     HeadInfo,
     LeaseInfo,
+    NodeStatus,
     PeerHead,
     PeerStatus,
     PublishProgress,
