@@ -19,6 +19,7 @@ from ..protocol.errors import MessageError
 from ..protocol.ids import check_stream_name
 from .errors import BadInputError, ConfigError
 from .home import Home, write_private
+from .mirror.url import check_url
 from .units import Rate, Size, is_wildcard, parse_address
 
 DEFAULT_PORT: Final = 7340
@@ -238,6 +239,27 @@ class Limits(Section, frozen=True):
     lanes: Annotated[int, msgspec.Meta(ge=1, le=64), _doc("Most data connections to one node.")] = 8
 
 
+class Mirror(Section, frozen=True):
+    """A store that the publisher fills, for nodes that find no peer with what they need."""
+
+    url: Annotated[
+        str,
+        _doc(
+            "s3://BUCKET/PATH, gs://…, az://…, file:///DIR, or https://HOST/PATH which is only read; '' for none. "
+            "Credentials come from the environment."
+        ),
+    ] = ""
+    poll_s: Annotated[
+        float,
+        msgspec.Meta(ge=0.1, le=86400),
+        _doc("How often a node that reaches no other one looks there for what is new, in seconds."),
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        if self.url:
+            check_url(self.url)
+
+
 class Log(Section, frozen=True):
     """Logging, to standard error."""
 
@@ -255,6 +277,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local: Local = Local()
     gateway: Gateway = Gateway()
     limits: Limits = Limits()
+    mirror: Mirror = Mirror()
     log: Log = Log()
 
     @classmethod

@@ -43,6 +43,7 @@ from .local.api import LocalConfig, serve_local
 from .local.gateway.run import configured, keep_gateway
 from .manager import ServiceManager
 from .metrics import Metrics
+from .mirroring import Mirroring
 from .patches import Patches
 from .publisher import Publisher
 from .replica import Replica
@@ -147,6 +148,16 @@ class Node:
             metrics,
             Patches(self.fleet, store),
         )
+        self._mirroring = None
+        if config.mirror.url:
+            self._mirroring = Mirroring(
+                config.mirror,
+                desk,
+                self._key,
+                follows=config.streams.follows,
+                owns=self.publisher.owns,
+                report=self._report,
+            )
         self._tasks = asyncio.TaskGroup()
 
     async def run(
@@ -166,6 +177,8 @@ class Node:
             self._tasks.create_task(self._scrubbing())
             if self._key is not None:
                 self._tasks.create_task(Beacons(self.publisher, self.fleet, self._key).run())
+            if self._mirroring is not None:
+                self._tasks.create_task(self._mirroring.run())
             if self.config.gateway.listen:
                 gateway = configured(self.config.gateway, local.socket)
                 self._tasks.create_task(keep_gateway(gateway))
@@ -241,6 +254,11 @@ class Node:
                     replica.lists_here()
             case Dropped(_, names):
                 self._tasks.create_task(asyncio.to_thread(self._remove, names))
+
+    def _report(self, stream: str, what: str) -> None:
+        """Put what went wrong with a stream where the operator sees it."""
+        if stream in self.replicas:
+            self.replicas[stream].report(what)
 
     def _remove(self, names: tuple[bytes, ...]) -> None:
         with _going_on("chunks not deleted"):

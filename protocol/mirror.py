@@ -33,6 +33,10 @@ _DOMAIN: Final = b"patchswarm mirror list 1\0"
 _MAX_WINDOW: Final = 8 * 1024 * 1024
 
 
+class LaterKeyError(SealError):
+    """The list is sealed under a newer record than this node knows."""
+
+
 class Listed(msgspec.Struct, frozen=True, array_like=True):
     """One signed object of a list."""
 
@@ -56,8 +60,8 @@ def seal_list(objects: Iterable[tuple[ObjectKind, bytes]], record: MirrorRecord,
 def open_list(sealed: bytes, record: MirrorRecord) -> list[tuple[ObjectKind, bytes]]:
     """The signed objects in a mirror's list, none of them verified.
 
-    Raises SealError when it is no list, is damaged, or is sealed under another record than this one;
-    MessageError when it is malformed inside.
+    Raises SealError when it is no list, is damaged, or is sealed under another record than this one, LaterKeyError
+    when that is a newer one; MessageError when it is malformed inside.
     """
     if len(sealed) < _HEAD.size or not sealed.startswith(_MAGIC):
         raise SealError(f"the mirror has something else where the list of {record.stream} should be")
@@ -65,9 +69,10 @@ def open_list(sealed: bytes, record: MirrorRecord) -> list[tuple[ObjectKind, byt
     if version != _FORMAT:
         raise SealError(f"the mirror's list of {record.stream} has format {version}, not {_FORMAT}: upgrade patchswarm")
     if (epoch, serial) != (record.epoch, record.serial):
-        newer = (epoch, serial) > (record.epoch, record.serial)
-        hint = "this node must reach another one to learn its key" if newer else "its publisher will renew it"
-        raise SealError(f"the mirror's list of {record.stream} is sealed under {_age(newer)} key: {hint}")
+        what = f"the mirror's list of {record.stream} is sealed under"
+        if (epoch, serial) > (record.epoch, record.serial):
+            raise LaterKeyError(f"{what} a newer key: this node must reach another one to learn it")
+        raise SealError(f"{what} an older key: its publisher will renew it")
     head, body = sealed[: _HEAD.size], sealed[_HEAD.size :]
     try:
         packed = AESGCM(record.key).decrypt(nonce, body, _DOMAIN + record.place + head)
@@ -93,7 +98,3 @@ def chunk_path(record: MirrorRecord, name: bytes) -> str:
     """Where a chunk lies."""
     text = name.hex()
     return f"{chunks_path(record)}/{text[:2]}/{text}"
-
-
-def _age(newer: bool) -> str:
-    return "a newer" if newer else "an older"

@@ -9,7 +9,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -520,6 +520,43 @@ class Fleet:
                 self.swarm.fetch.hold_off(now_s + FULL_DISK_WAIT_S)
                 self.swarm.chunk_not_kept(peer.number, name, now_s)
         self._carry_out()
+
+    # -- what no link brought -------------------------------------------------------------------------------
+
+    def learn(self, objects: Iterable[tuple[ObjectKind, bytes]]) -> list[str]:
+        """Take signed objects, each verified as one from a peer is; what is wrong with those that were refused."""
+        refused = []
+        for kind, data in objects:
+            try:
+                self.swarm.publish(kind, data, self._now())
+            except ProtocolError as error:
+                refused.append(str(error))
+        self._carry_out()
+        return refused
+
+    def mirror_holds(self, stream: str, attempts: frozenset[bytes]) -> None:
+        """Say of which transitions of a stream a mirror has every chunk."""
+        self.swarm.fetch.mirrored.holds(stream, attempts)
+        self._carry_out()
+
+    async def download_allowed(self) -> None:
+        """Wait until the download limit lets more come in."""
+        await self._traffic.allowed()
+
+    async def keep(self, name: bytes, body: bytearray) -> Kept:
+        """Verify a chunk and keep it."""
+        self._traffic.came(len(body))
+        kept = await self._traffic.keep(name, body)
+        self.tally.received_bytes["wan"] += len(body)
+        match kept:
+            case Kept.STORED:
+                self._local(ChunkStored(name))
+                self.stored(name)
+            case Kept.DAMAGED:
+                self.tally.damaged_chunks += 1
+            case Kept.NO_ROOM:
+                self.tally.unstored_chunks += 1
+        return kept
 
     @staticmethod
     def _now() -> float:

@@ -85,6 +85,10 @@ class Traffic:
             for lane in self._lanes():
                 lane.pause_reading()
 
+    async def allowed(self) -> None:
+        """Wait until the download limit lets more come in."""
+        await asyncio.sleep(max(self._paused_until_s - time.monotonic(), 0.0))
+
     async def keep(self, name: bytes, body: bytearray) -> Kept:
         """Verify a chunk and store it."""
         try:
