@@ -7,6 +7,7 @@ descriptions the comments of the file that `init` and `join` write.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 import tomllib
 from collections.abc import Mapping
@@ -57,8 +58,18 @@ class Node(Section, frozen=True):
         ),
     ] = ()
     seeds: Annotated[tuple[str, ...], _doc("HOST:PORTs of nodes to dial first.")] = ()
+    dial_networks: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(max_length=64),
+        _doc(
+            "Networks, as 169.254.7.0/24, to which other nodes may send this one although they are loopback, "
+            "link-local or reserved."
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
+        for network in self.dial_networks:
+            ipaddress.ip_network(network)
         for address in (*((self.listen,) if self.listen else ()), *self.advertise, *self.seeds):
             parse_address(address)
         for address in (*self.advertise, *self.seeds):

@@ -38,7 +38,10 @@ WINDOW: Final = 1024
 The rule uses content only, so that all nodes drop the same."""
 
 MAX_HEADERS: Final = 16 * WINDOW
-"""Headers of one stream, whatever its publisher signs; as many again for manifests."""
+"""Headers of one epoch of a stream, whatever its publisher signs; as many again for manifests.
+
+Each epoch has its own: a stolen key must not fill what its successor needs.
+"""
 
 MAX_EARLY: Final = 4096
 """Headers that came before their stream's record, so that one round of anti-entropy suffices in whatever order."""
@@ -47,6 +50,9 @@ BEACON_AHEAD_S: Final = 60
 """How far ahead of this node's clock a beacon may be dated."""
 
 MAX_STREAMS: Final = 256
+MAX_RECORDS: Final = 64
+"""Records of one node that are taken in one second."""
+
 MAX_NODES: Final = 20_000
 
 Body = Opening | Manifest | Transition
@@ -75,6 +81,7 @@ class Gossip:
         self._mirror_digests: dict[str, bytes] = {}
         self._memberships: dict[bytes, Member] = {}
         self._headers: dict[str, dict[bytes, Header]] = {}
+        self._held: dict[tuple[str, int], int] = {}  # headers of each epoch of a stream
         self._announced: dict[bytes, Header] = {}
         self._bodies: dict[bytes, tuple[ObjectKind, bytes]] = {}
         self._newest: dict[str, dict[int, Header]] = {}  # stream -> epoch -> its newest manifest header
@@ -83,6 +90,7 @@ class Gossip:
         self._dropped: list[tuple[bytes, Body | None]] = []
         self._early: dict[bytes, tuple[str, int, bytes]] = {}  # digest -> stream, epoch, signed header: not verified
         self.members = Members(ca_key)
+        self._spoke: dict[bytes, int] = {}  # node -> how many records of it were taken in this second
         self.beacons: dict[str, tuple[Beacon, bytes]] = {}
         """Stream -> its publisher's latest beacon, and its signed bytes. Not part of the set that nodes compare."""
         self.streams: dict[str, StreamRecord] = {}
@@ -243,6 +251,8 @@ class Gossip:
             return None
         if current is None and len(self.nodes) >= MAX_NODES:
             return None
+        if self.members.unix_s and self._spoke.get(node, 0) >= MAX_RECORDS:
+            return None  # one who says too much is heard again in the next second
         if self.members.is_revoked(node) or self.members.is_gone(record):
             return None  # who brings it may not know yet, or have another clock
         verify(data, NodeRecord, record.node_key)
@@ -255,6 +265,7 @@ class Gossip:
             self._remove(self._node_digests[node])
         self._node_digests[node] = name
         self._memberships[node] = member
+        self._spoke[node] = self._spoke.get(node, 0) + 1
         self.nodes[node] = record
         if current is None or (current.site, current.addresses) != (record.site, record.addresses):
             self.moves += 1
@@ -307,6 +318,8 @@ class Gossip:
 
     def tell_time(self, unix_s: int) -> None:
         """Take the time of day; nodes whose membership has ended, or that have long been silent, are dropped."""
+        if unix_s != self.members.unix_s:
+            self._spoke.clear()
         self.members.unix_s = unix_s
         self._drop_nodes()
 
@@ -346,10 +359,12 @@ class Gossip:
         verify(data, Header, publisher)
         headers, newest = self._headers.setdefault(header.stream, {}), self._newest.setdefault(header.stream, {})
         most = 2 * MAX_HEADERS if header.subject is Subject.MANIFEST else MAX_HEADERS
-        if len(headers) >= most or not _kept(header, newest):
+        held = self._held.get((header.stream, header.epoch), 0)
+        if held >= most or not _kept(header, newest):
             return None
         self._add(name, ObjectKind.HEADER, data)
         headers[name] = header
+        self._held[header.stream, header.epoch] = held + 1
         self._announced[header.digest] = header
         best = newest.get(header.epoch)
         if header.subject is Subject.MANIFEST and (best is None or header.version > best.version):
@@ -396,6 +411,9 @@ class Gossip:
             del newest[epoch]
         for name in [name for name, header in headers.items() if not _kept(header, newest)]:
             header = headers.pop(name)
+            self._held[stream, header.epoch] -= 1
+            if not self._held[stream, header.epoch]:
+                del self._held[stream, header.epoch]
             self._remove(name)
             if self._announced.get(header.digest) == header:
                 del self._announced[header.digest]

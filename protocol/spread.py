@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from .effects import Effect, Forget, Persist, Send
-from .errors import ProtocolError
+from .errors import MessageError, ProtocolError
 from .gossip import Body, Gossip, Learned
 from .link import Link
 from .manifest import Beacon, Header, MirrorRecord, NodeRecord, Revocation, StreamRecord
@@ -17,6 +17,9 @@ from .signed import object_digest
 PULL_RETRY_S: Final = 2.0
 GIVE_BYTES: Final = 2 * 1024 * 1024
 """Objects given to one peer per second: a newcomer to a large fleet is fed, not flooded. The rest it asks for again."""
+
+TAKE_BYTES: Final = 16 * 1024 * 1024
+"""Objects taken from one peer per second: eight times what an honest one gives."""
 
 _INVENTORY_MAX: Final = 1800
 _PULL_MAX: Final = 1024
@@ -46,6 +49,7 @@ class Spread:
         self._follows = follows
         self._pulls: dict[bytes, tuple[int, float]] = {}  # body digest -> (link asked, when to ask another)
         self._waiting: dict[bytes, set[int]] = {}  # body digest -> links that asked before it was here
+        self._taken: dict[int, int] = {}  # link -> bytes of objects that it sent since the last tick
         self._given: dict[int, int] = {}  # link -> bytes of objects given to it since the last tick
 
     def publish(self, kind: ObjectKind, data: bytes, now_s: float) -> None:
@@ -53,7 +57,7 @@ class Spread:
         self._take(None, kind, data, now_s)
 
     def receive(self, link: Link, message: Message, now_s: float) -> None:
-        """Handle one gossip message."""
+        """Handle one gossip message. Raises MessageError for one too many."""
         match message:
             case Summary():
                 if message.digest != self.gossip.summary():
@@ -64,12 +68,14 @@ class Spread:
             case Inventory():
                 self._compare(link, message)
             case Headers():
+                self._count(link, sum(map(len, message.items)))
                 for item in message.items:
                     self._take(link, ObjectKind.HEADER, item, now_s)
             case Pull():
                 for name in message.digests:
                     self._give(link, name)
             case Object():
+                self._count(link, len(message.data))
                 self._take(link, message.kind, message.data, now_s)
             case _:
                 raise AssertionError(message)
@@ -80,12 +86,18 @@ class Spread:
         for _, data in self.gossip.beacons.values():
             self._send(link, Object(ObjectKind.BEACON, data))
 
+    def _count(self, link: Link, size_bytes: int) -> None:
+        taken = self._taken[link.number] = self._taken.get(link.number, 0) + size_bytes
+        if taken > TAKE_BYTES:
+            raise MessageError(f"over {TAKE_BYTES} bytes of signed objects came within a second")
+
     def _summarise(self, link: Link) -> None:
         self._send(link, Summary(self.gossip.summary()))
 
     def tick(self, now_s: float) -> None:
         """Compare with everyone, and ask again for bodies that did not come. Call about once a second."""
         self._given.clear()
+        self._taken.clear()
         ready = [link for link in self._links.values() if link.record is not None]
         for link in ready:
             self._summarise(link)

@@ -45,7 +45,6 @@ from ...storage.catalog import Catalog
 from ...storage.chunks import ChunkStore
 from ...storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from ..config import Config, Limits
-from ..units import parse_address
 from . import tls
 from .blocks import BlockDesk
 from .enrol import Issuer, serve_join
@@ -54,6 +53,7 @@ from .lane import Lane
 from .lanes import LaneDesk
 from .listener import Listener
 from .peer import Peer
+from .reach import Reach
 from .record import OwnRecord
 from .standing import Standing
 from .tally import Scope, Tally
@@ -63,6 +63,12 @@ from .view import View
 _log: Final = structlog.get_logger(__name__)
 
 DIAL_TIMEOUT_S: Final = 10.0
+MAX_JOINERS: Final = 32
+"""Strangers in the join exchange at a time; each has EXCHANGE_TIMEOUT_S for it."""
+
+MAX_LINKS: Final = 4
+"""Control connections of one node at a time; all but one are about to be closed."""
+
 FULL_DISK_WAIT_S: Final = 5.0
 NODES_PER_SECOND: Final = 50
 """Records that a node is willing to hear about each second, when all announce a new head."""
@@ -107,6 +113,7 @@ class Fleet:
         self.node = identity.node_id
         self.peers: dict[int, Peer] = {}
         self._issuer = issuer
+        self._joiners = 0
         self._store = store
         self._catalog = catalog
         self._local = local
@@ -118,6 +125,7 @@ class Fleet:
         )
         self._record_due: asyncio.TimerHandle | None = None
         self._traffic = Traffic(store, config.limits, config.storage.memory_limit, self._lanes)
+        self._reach = Reach(config.node)
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self.tally = Tally()
         self._to_persist: list[tuple[ObjectKind, bytes, bytes]] = []
@@ -370,8 +378,8 @@ class Fleet:
 
     async def _dial(self, address: str) -> None:
         try:
-            host, port = parse_address(address)
             async with asyncio.timeout(DIAL_TIMEOUT_S):
+                host, port = await self._reach.resolve(address)
                 reader, writer = await asyncio.open_connection(host, port, ssl=self._client_tls)
         except (OSError, TimeoutError, ValueError) as error:  # a gossiped address may be anything (UnicodeError too)
             _log.debug("dial failed", address=address, reason=str(error) or type(error).__name__)
@@ -384,8 +392,15 @@ class Fleet:
         match tls.classify(writer.get_extra_info("ssl_object")):
             case tls.Member():
                 await self._run_peer(reader, writer, None)
+            case tls.Joiner() if self._joiners < MAX_JOINERS:
+                self._joiners += 1
+                try:
+                    await serve_join(reader, writer, self._issuer)
+                finally:
+                    self._joiners -= 1
             case tls.Joiner():
-                await serve_join(reader, writer, self._issuer)
+                _log.info("connection refused", reason="too many joiners")
+                writer.transport.abort()
             case tls.Refused(why):
                 _log.debug("connection refused", reason=why)
                 writer.transport.abort()
@@ -396,6 +411,12 @@ class Fleet:
             key = tls.peer_node_key(writer.get_extra_info("ssl_object"))
         except (OSError, ValueError) as error:  # gone again, or no node's certificate
             _log.debug("connection given up", address=address, reason=str(error))
+            writer.transport.abort()
+            if address is not None:
+                self.swarm.dial_failed(address, self._now())
+            return
+        if sum(link.node_key == key for link in self.swarm.links.values()) >= MAX_LINKS:
+            _log.debug("connection refused", reason="the node has enough")
             writer.transport.abort()
             if address is not None:
                 self.swarm.dial_failed(address, self._now())

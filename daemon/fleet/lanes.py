@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -15,7 +16,6 @@ import structlog
 from ...protocol.errors import FrameError
 from ...protocol.lane import LaneCodec, check_preamble, encode_preamble, preamble_lane
 from ...protocol.messages import Lane as LaneOffer
-from ..units import parse_address
 from .lane import Lane
 from .peer import Peer
 
@@ -42,6 +42,7 @@ class LaneDesk:
     def __init__(self, limit: int, make: Callable[[Peer, LaneCodec], Lane]) -> None:
         self._limit = limit
         self._make = make
+        self._dialling: Counter[Peer] = Counter()
         self._offers: dict[bytes, tuple[Peer, bytes, float]] = {}
 
     def offer(self, peer: Peer) -> None:
@@ -59,8 +60,11 @@ class LaneDesk:
         assert peer.address is not None
         if len(peer.lanes) >= self._limit:
             return
-        host, port = parse_address(peer.address)
+        if len(peer.lanes) + self._dialling[peer] >= self._limit:
+            return
+        self._dialling[peer] += 1
         try:
+            host, port = peer.remote
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 transport, lane = await asyncio.get_running_loop().create_connection(
                     lambda: self._make(peer, LaneCodec(offer.key, dialler=True)), host, port
@@ -68,6 +72,10 @@ class LaneDesk:
         except (OSError, TimeoutError) as error:
             _log.info("no lane", address=peer.address, reason=str(error) or type(error).__name__)
             return
+        finally:
+            self._dialling[peer] -= 1
+            if not self._dialling[peer]:
+                del self._dialling[peer]
         _tune(transport.get_extra_info("socket"))
         transport.write(encode_preamble(offer.lane, offer.key))
         peer.lane_up(lane)

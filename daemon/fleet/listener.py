@@ -24,6 +24,9 @@ FIRST_BYTES_S: Final = 10.0
 MAX_HALF_OPEN: Final = 256
 """Connections that have not said what they are. One more, and the oldest goes: strangers keep nobody out for long."""
 
+MAX_HALF_OPEN_EACH: Final = 64
+"""Those of one address: one more, and the oldest of the same address goes."""
+
 _TLS_HANDSHAKE: Final = 0x16  # RFC 8446, section 5.1: ContentType handshake
 
 Control = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -63,7 +66,7 @@ class Listener:
         self._tls = tls
         self._control = control
         self._lane = lane
-        self._half_open: dict[asyncio.Timeout, None] = {}  # oldest first
+        self._half_open: dict[asyncio.Timeout, str] = {}  # to the address it comes from; oldest first
 
     async def run(self) -> None:
         """Accept until cancelled; then every connection it accepted is closed too."""
@@ -84,7 +87,7 @@ class Listener:
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with self._limited():
+            async with self._limited(str(accepted.getpeername()[0])):
                 first = await _peek(accepted)
                 if first == _TLS_HANDSHAKE:
                     reader, writer = await _streams(accepted, self._tls)
@@ -103,14 +106,16 @@ class Listener:
             raise
 
     @asynccontextmanager
-    async def _limited(self) -> AsyncIterator[None]:
+    async def _limited(self, host: str) -> AsyncIterator[None]:
         """As long as a connection has not said what it is: in time, and only so many. Raises TimeoutError."""
         async with asyncio.timeout(FIRST_BYTES_S) as patience:
-            if len(self._half_open) >= MAX_HALF_OPEN:
-                oldest = next(iter(self._half_open))
+            same = [each for each, its_host in self._half_open.items() if its_host == host]
+            crowded = same if len(same) >= MAX_HALF_OPEN_EACH else self._half_open
+            if len(same) >= MAX_HALF_OPEN_EACH or len(self._half_open) >= MAX_HALF_OPEN:
+                oldest = next(iter(crowded))
                 del self._half_open[oldest]
                 oldest.reschedule(asyncio.get_running_loop().time())
-            self._half_open[patience] = None
+            self._half_open[patience] = host
             try:
                 yield
             finally:

@@ -107,6 +107,14 @@ class Peer:
         self._best_rate = 0.0
         self._closed = False
 
+    @property
+    def remote(self) -> tuple[str, int]:
+        """IP address and port at the other end. Raises OSError when the connection is gone."""
+        name = self._writer.get_extra_info("peername")
+        if not name:
+            raise ConnectionResetError("the connection is gone")
+        return str(name[0]), int(name[1])
+
     async def run(self) -> None:
         """Read and serve until either side closes. Logs the peer's fault or the path's end; raises neither."""
         try:

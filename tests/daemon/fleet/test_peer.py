@@ -35,6 +35,7 @@ class Owner:
         self.messages = asyncio.Queue()
         self.came = asyncio.Queue()
         self.left = []
+        self.sent_bytes = 0
         self.offers = asyncio.Queue()
         self.flights = {}
         self.chunks = {NAME: CHUNK}
@@ -62,6 +63,9 @@ class Owner:
 
     def chunk_left(self, peer, name):
         self.left.append(name)
+
+    def count_sent(self, peer, size_bytes):
+        self.sent_bytes += size_bytes
 
 
 class Wire:
