@@ -39,6 +39,9 @@ TURN_S: Final = 0.5
 GRACE_S: Final = 120.0
 """For so long a chunk stays after the list has ceased to name it: somebody may be reading by an earlier list."""
 
+BEACON_S: Final = 30.0
+"""How old the list's beacon may be: it tells those who read nothing else a quiet publisher from an old list."""
+
 MAX_WAIT_S: Final = 60.0
 UPLOADS: Final = 4
 
@@ -50,6 +53,7 @@ class _Place:
     record: MirrorRecord
     sizes: dict[bytes, int]  # chunks there
     said: bytes = b""  # digest of the objects in the list, as this daemon wrote it
+    beacon_at: int = 0  # Unix second of the beacon in it
     listed: frozenset[bytes] = frozenset()  # versions that the list leads to
     unnamed: dict[bytes, float] = field(default_factory=dict)  # chunks there that the list does not name, since when
 
@@ -190,12 +194,18 @@ class Writer:
         bodies = {name for name, each in gossip.transitions.items() if each.attempt in attempts}
         objects = gossip.words_for(stream, bodies | {each.target for each in transitions})
         said = digest(b"".join(data for _, data in objects))
-        if said == place.said:
+        beacon = gossip.beacons.get(stream)
+        beacon_at = beacon[0].at if beacon is not None else 0
+        if said == place.said and beacon_at - place.beacon_at < BEACON_S:
             return
+        if beacon is not None:
+            objects.append((ObjectKind.BEACON, beacon[1]))
         sealed = await asyncio.to_thread(seal_list, objects, place.record, secrets.token_bytes(NONCE_BYTES))
         await self._bucket.put(list_path(place.record), sealed)
-        place.said = said
+        is_news, place.said, place.beacon_at = said != place.said, said, beacon_at
         place.listed = frozenset(each.target for each in transitions)
+        if not is_news:
+            return
         newest = max(each.version for each in transitions)
         _log.info("mirrored", stream=stream, version=newest, transitions=len(transitions), chunks=len(place.sizes))
 

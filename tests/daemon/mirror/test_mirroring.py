@@ -13,6 +13,7 @@ from daemon.single import Single, short_path, until
 from support.mirrors import S3_BUCKET, nginx, s3_server, web_server
 from support.streams import model, read_tree, write_tree
 
+from patchswarm.daemon import beacons
 from patchswarm.daemon import node as node_module
 from patchswarm.daemon.config import Config, Mirror
 from patchswarm.daemon.fleet.identity import Identity
@@ -117,6 +118,17 @@ async def mirrored_up_to(head, version):
     await until(holds)
 
 
+async def knows_the_mirror(member):
+    """Wait until a member has it in its catalog where the stream lies, and under which key."""
+    await until(lambda: {ObjectKind.STREAM, ObjectKind.MIRROR} <= {kind for kind, _, _ in member.catalog.objects()})
+
+
+def dials_nobody(member, monkeypatch):
+    """The member, cut off from a fleet that is alive."""
+    monkeypatch.setattr(member.fleet, "_dial", lambda _: asyncio.sleep(0))
+    return member
+
+
 def whole(root, steps, slot):
     return read_tree(slot.path) == read_tree(root / "trainer" / str(steps))
 
@@ -130,7 +142,7 @@ async def with_one_version(root, place, **storage):
         member_home, member_config = a_member(root, head_home, head_config, place)
         async with Single(member_home, member_config).running() as member:
             await member.committed(STREAM, 1)
-            await until(lambda: STREAM in member.fleet.swarm.gossip.mirrors)
+            await knows_the_mirror(member)
     return (head_home, head_config), (member_home, member_config)
 
 
@@ -181,12 +193,7 @@ async def test_a_member_that_kept_nothing_but_its_catalog_gets_the_weights_from_
 
 async def test_a_member_that_runs_hears_of_new_versions_when_it_is_cut_off(root, place, monkeypatch):
     head, member = await with_one_version(root, place)
-    member = (
-        member[0],
-        msgspec.structs.replace(member[1], node=msgspec.structs.replace(member[1].node, seeds=("127.0.0.1:1",))),
-    )
-    async with Single(*member).running() as cut_off, Single(*head).running() as running:
-        monkeypatch.setattr(cut_off.fleet, "_dial", lambda _: asyncio.sleep(0))  # it knows the head's address
+    async with dials_nobody(Single(*member), monkeypatch).running() as cut_off, Single(*head).running() as running:
         for step in (1, 2):
             slot = await cut_off.committed(STREAM, await published(running, root, step))
             assert whole(root, step, slot)
@@ -263,6 +270,19 @@ async def test_an_old_list_takes_nobody_back(root, place):
         assert cut_off.fleet.swarm.gossip.head(STREAM).version == 2
 
 
+async def test_a_beacon_in_the_list_tells_a_quiet_publisher_from_an_old_list(root, place, monkeypatch):
+    monkeypatch.setattr(writer, "BEACON_S", 0.0)
+    monkeypatch.setattr(beacons, "EVERY_S", 0.05)
+    head, member = await with_one_version(root, place)
+    async with Single(*head).running(), dials_nobody(Single(*member), monkeypatch).running() as cut_off:
+        known = cut_off.fleet.swarm.gossip.beacons
+        await until(lambda: STREAM in known)
+        first, _ = known[STREAM]
+        await until(lambda: known[STREAM][0].at > first.at)
+        assert known[STREAM][0].version == 1
+        assert not list(cut_off.fleet.swarm.connected())
+
+
 async def test_a_list_that_does_not_open_is_reported(root, place):
     head, member = await with_one_version(root, place)
     await publish_more(head, root, 1)
@@ -324,7 +344,7 @@ async def test_what_retention_removed_leaves_the_mirror_and_a_way_in_stays(root,
         await until(lambda: {bytes.fromhex(path.name) for path in place.chunks} == chunks_of(head, complete(STREAM)))
         member = a_member(root, head_home, head_config, place)
         async with Single(*member).running() as linked:
-            await until(lambda: STREAM in linked.fleet.swarm.gossip.mirrors)
+            await knows_the_mirror(linked)
     for lost in ("chunks", "slots"):
         shutil.rmtree(member[0].root / lost)
     async with Single(*member).running() as cut_off:
