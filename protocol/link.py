@@ -58,6 +58,7 @@ class Link:
     since_s: float
     heard_at_s: float
     record: NodeRecord | None = None  # set by Hello; nothing else is said or heard before
+    pinged_at_s: float = 0.0
     srtt_s: float | None = None
     rttvar_s: float = 0.0
     min_rtt_s: float | None = None

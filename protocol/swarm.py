@@ -44,7 +44,10 @@ from .topology import FULL_MESH, Topology
 
 TICK_S: Final = 1.0
 SILENT_S: Final = 6.0
-"""A link on which nothing was heard for this long is dead: a ping goes out each second."""
+"""A link on which nothing was heard for this long is dead: a ping goes out each second in which nothing was."""
+
+RTT_FRESH_S: Final = 5.0
+"""A round trip is measured this often however much is heard."""
 
 HELLO_S: Final = 10.0
 LINGER_S: Final = 30.0
@@ -305,8 +308,8 @@ class Swarm:
                     self._hangup(link, "no hello")
             elif now_s - link.heard_at_s > SILENT_S:
                 self._hangup(link, "silent")
-            else:
-                self._ping(link, now_s)
+            elif now_s - link.heard_at_s > TICK_S or now_s - link.pinged_at_s > RTT_FRESH_S:
+                self._ping(link, now_s)  # where one side pings, the other hears of it and need not
         self._spread.tick(now_s)
         self.fetch.tick(now_s)
         self.blocks.tick(now_s)
@@ -336,6 +339,7 @@ class Swarm:
                     self._hangup(link, "not needed")
 
     def _ping(self, link: Link, now_s: float) -> None:
+        link.pinged_at_s = now_s
         self._effects.append(Send(link.number, Ping(int(now_s * 1e6))))
 
     def tell_time(self, unix_s: int, now_s: float) -> None:
