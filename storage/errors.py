@@ -58,6 +58,10 @@ class LoadInFullError(StorageError):
     """Two versions that no delta leads between: tensors came, went or changed their shape, or too much has changed."""
 
 
+class NotComparableError(StorageError):
+    """Two checkpoints whose tensors are not the same ones in the same dtypes."""
+
+
 class UnknownLeaseError(StorageError):
     """No such lease was ever given."""
 
