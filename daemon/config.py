@@ -162,9 +162,19 @@ class Local(Section, frozen=True):
         str,
         _doc(f"Also serve the API on this loopback HOST:PORT, for example '127.0.0.1:{DEFAULT_PORT + 1}'; '' for no."),
     ] = ""
+    socket_rights: Annotated[
+        tuple[Literal["read", "publish", "admin"], ...],
+        _doc("What other users may do on the socket; the daemon's own user and root may do everything."),
+    ] = ("read", "publish")
     token_file: Annotated[
-        Path, _doc("File with the bearer token that TCP callers must send; relative to the home.")
+        Path, _doc("File with the bearer token with which TCP callers may read and lease; relative to the home.")
     ] = Path("token")
+    publish_token_file: Annotated[
+        Path, _doc("The one with which they may publish too; without the file nobody may over TCP.")
+    ] = Path("token-publish")
+    admin_token_file: Annotated[
+        Path, _doc("The one with which they may do everything; without the file nobody may over TCP.")
+    ] = Path("token-admin")
 
     def __post_init__(self) -> None:
         if not 0 <= self.mode_bits <= 0o777:
@@ -338,7 +348,13 @@ def _resolve(config: Config, root: Path) -> Config:
     return replace(
         config,
         storage=replace(config.storage, slot_dir=absolute(config.storage.slot_dir)),
-        local=replace(config.local, socket=absolute(config.local.socket), token_file=absolute(config.local.token_file)),
+        local=replace(
+            config.local,
+            socket=absolute(config.local.socket),
+            token_file=absolute(config.local.token_file),
+            publish_token_file=absolute(config.local.publish_token_file),
+            admin_token_file=absolute(config.local.admin_token_file),
+        ),
         gateway=replace(
             config.gateway,
             group_token_file=absolute(config.gateway.group_token_file),

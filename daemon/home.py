@@ -4,7 +4,7 @@ format              "patchswarm home 1": written last, so a folder without it is
 config.toml         see `config`
 keys/  0700         node.key node.crt ca.crt membership; on the head also ca.key publisher.key (all 0600)
 invites/  0700      one file per invite that this node gave out
-token               bearer token of the local TCP socket
+token*              bearer tokens of the local TCP socket (0600): token, token-publish, token-admin
 catalog.sqlite chunks/ slots/ patchswarm.sock lock
 """
 
@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from .errors import HomeError, InUseError
 
 FORMAT: Final = 1
 _FORMAT_LINE: Final = "patchswarm home "
-_OWN_NAMES: Final = {"config.toml", "keys", "invites", "token", "lock"}
+TOKENS: Final = ("token", "token-publish", "token-admin")
+_OWN_NAMES: Final = {"config.toml", "keys", "invites", "lock", *TOKENS}
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Home:
     def _abandon(self, created: bool) -> None:
         for folder in (self.keys, self.invites):
             shutil.rmtree(folder, ignore_errors=True)
-        for name in ("config.toml", "token", "lock"):
+        for name in ("config.toml", "lock", *TOKENS):
             (self.root / name).unlink(missing_ok=True)
         if created:
             with contextlib.suppress(OSError):  # something else was put here meanwhile: leave it
@@ -179,6 +181,14 @@ def write_private(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise HomeError(f"{path}: cannot write it: {error.strerror}") from None
+
+
+def read_token(path: Path) -> str:
+    """The token in a file. Raises HomeError when it cannot be read, or others than the owner can."""
+    text = _read(path).decode(errors="replace").strip()
+    if stat.S_IMODE(path.stat().st_mode) & 0o007:
+        raise HomeError(f"{path}: every user may read this token; run 'chmod o= {path}', and replace it if they did")
+    return text
 
 
 def sync_folder(path: Path) -> None:

@@ -29,18 +29,19 @@ from .attending import attend
 from .background import in_thread
 from .beacons import Beacons
 from .blocks import BlockReader
-from .config import Config, Stream
+from .config import Config, Local, Stream
 from .desk import Desk
 from .errors import HomeError
 from .fleet.enrol import Issuer
 from .fleet.fleet import Fleet, LocalEffect
 from .fleet.identity import Identity
 from .fleet.listener import bind
-from .home import Home
+from .home import Home, read_token
 from .joining import Joining
 from .lives import Lives
 from .local.api import LocalConfig, serve_local
 from .local.gateway.run import configured, keep_gateway
+from .local.rights import Right
 from .manager import ServiceManager
 from .metrics import Metrics
 from .mirroring import Mirroring
@@ -147,6 +148,7 @@ class Node:
             lives,
             metrics,
             Patches(self.fleet, store),
+            config.storage.slot_dir,
         )
         self._mirroring = None
         if config.mirror.url:
@@ -165,12 +167,10 @@ class Node:
     ) -> None:
         """Serve until cancelled; `attend` runs from when the sockets answer."""
         local = self.config.local
-        tcp = parse_address(local.tcp) if local.tcp else None
-        token = local.token_file.read_text().strip() if tcp else ""
         async with (
             self._tasks,
             self.fleet.running(listening),
-            serve_local(self.service, LocalConfig(local.socket, local.mode_bits, tcp, token)),
+            serve_local(self.service, _local_config(local)),
         ):
             self._tasks.create_task(self._expiring())
             self._tasks.create_task(self._retaining())
@@ -324,6 +324,19 @@ class Node:
                 _log.error("damaged chunks removed", chunks=[name.hex()[:12] for name in report.damaged_chunks[:8]])
                 for replica in self.replicas.values():
                     replica.chunks_lost(report.damaged_chunks)
+
+
+def _local_config(local: Local) -> LocalConfig:
+    """Where the local API listens, and what it takes. Raises HomeError for a token that cannot be read."""
+    others = Right.of(local.socket_rights)
+    if not local.tcp:
+        return LocalConfig(local.socket, local.mode_bits, others=others)
+    publish, admin = (
+        read_token(path) if path.exists() else "" for path in (local.publish_token_file, local.admin_token_file)
+    )
+    return LocalConfig(
+        local.socket, local.mode_bits, parse_address(local.tcp), read_token(local.token_file), publish, admin, others
+    )
 
 
 @contextlib.contextmanager

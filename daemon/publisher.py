@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ..protocol.ids import check_stream_name
 from ..protocol.manifest import StreamRecord
 from ..protocol.messages import ObjectKind
-from ..storage.checkpoint import scan
+from ..storage.checkpoint import Source, scan
 from ..storage.slots import Slot
 from .anchors import base_setting
 from .desk import Desk, signed
 from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.identity import Identity
+from .home import TOKENS
 from .making import Draft, Making, Published
 from .replica import Replica
 
@@ -82,6 +83,7 @@ class Publisher:
             number = self._next_version(stream, version)
             source = await asyncio.to_thread(scan, directory)
             with source:
+                await asyncio.to_thread(self._check_source, source)
                 self._begin_stream(stream, key)
                 replica = self._replica(stream)
                 async with replica.building_lock:
@@ -103,6 +105,14 @@ class Publisher:
             return made
         finally:
             self._busy.discard(stream)
+
+    def _check_source(self, source: Source) -> None:
+        """Raise RefusedError when a file to be published is one of this node's secrets, whatever name led there."""
+        home = self._identity.keys.parent
+        secret = [*self._identity.keys.glob("*"), *home.glob("invites/*"), *(home / name for name in TOKENS)]
+        inodes = {(found.st_dev, found.st_ino) for path in secret if path.exists() for found in (path.stat(),)}
+        if inodes & source.inodes():
+            raise RefusedError(f"{source.directory}: holds keys or tokens of this node, which are not to be published")
 
     def owns(self, stream: str) -> bool:
         """Whether this node publishes the stream."""

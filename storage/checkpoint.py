@@ -101,6 +101,10 @@ class Source:
             if stamp != self._stamps[index]:
                 raise self._changed(index, "has another size, time or inode")
 
+    def inodes(self) -> set[tuple[int, int]]:
+        """(device, inode) of every file, wherever symlinks led: what is read is these files or nothing."""
+        return {(stamp.device, stamp.inode) for stamp in self._stamps}
+
     def close(self) -> None:
         """Close all files."""
         with self._lock:

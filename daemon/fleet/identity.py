@@ -22,7 +22,7 @@ from ...protocol.members import verify_issuer, verify_membership
 from .. import config as configuration
 from ..config import Config
 from ..errors import HomeError, RefusedError
-from ..home import Home, write_private
+from ..home import TOKENS, Home, write_private
 from . import authority, offline, tls
 from .keyfiles import read_certificate, read_certificates, read_file, read_key, write_key
 from .offline import CA_CERTIFICATE, CA_KEY
@@ -226,7 +226,8 @@ def write_member(
     write_key(home.keys / NODE_KEY, node_key)
     write_private(home.keys / CA_CERTIFICATE, authority.to_pem([ca_certificate]))
     write_membership(home.keys, certificates, membership)
-    write_private(home.root / "token", f"{secrets.token_urlsafe(32)}\n".encode())
+    for name in TOKENS:
+        write_private(home.root / name, f"{secrets.token_urlsafe(32)}\n".encode())
 
 
 def write_membership(keys: Path, certificates: Sequence[x509.Certificate], membership: bytes) -> None:

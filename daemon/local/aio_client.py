@@ -125,7 +125,7 @@ class AsyncClient:
 
     async def node(self) -> NodeStatus:
         """The node itself, and what is wrong with it."""
-        return await self._ask(asks.node())
+        return await self._connection.ask(asks.node())
 
     async def ready(self) -> Readiness:
         """Whether the node serves current weights, and if not, why."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,14 @@ from ..errors import ConfigError
 from .contents import ContentEndpoints
 from .deltas import DeltaEndpoint
 from .endpoint import Endpoint, make_app
-from .errors import UnauthorizedError
 from .governing import GoverningEndpoints
 from .health import NodeEndpoints
 from .listening import listen_tcp, listen_unix, remove_unix
 from .observing import ObservingEndpoints
 from .page import PATH as PAGE
 from .page import PageEndpoint
-from .problems import problem_response
 from .publishing import PublishEndpoint
+from .rights import Right, token_guard, user_guard
 from .sendfile import FileSender
 from .service import LocalService
 from .streams import StreamEndpoints
@@ -31,8 +29,6 @@ from .streams import StreamEndpoints
 _SHUTDOWN_S: Final = 0.5
 """How long a stopping server lets answers finish, and then once more its connections; then they are cut."""
 _MIN_TOKEN: Final = 16
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,13 @@ class LocalConfig:
     tcp: tuple[str, int] | None = None
     """Loopback address and port; needs `token`."""
     token: str = ""
+    """Lets a caller read and lease over TCP."""
+    publish_token: str = ""
+    """Lets it publish too; empty: nobody does over TCP."""
+    admin_token: str = ""
+    """Gives every right; empty: nobody has it over TCP."""
+    others: Right = Right.PUBLISHER
+    """Rights on the unix socket of other users than the daemon's own and root."""
     read_timeout_s: float = 60.0
     """A reader that takes nothing for so long is cut, and its hold on the slot ends."""
 
@@ -63,8 +66,7 @@ async def serve_local(service: LocalService, config: LocalConfig) -> AsyncIterat
 
     Raises InUseError when another daemon has the socket or port, ConfigError when it cannot be had at all.
     """
-    if config.tcp is not None and len(config.token) < _MIN_TOKEN:
-        raise ConfigError(f"the local TCP socket needs a token of at least {_MIN_TOKEN} characters")
+    tokens = _tokens(config) if config.tcp is not None else {}
     async with AsyncExitStack() as stack:
         sender = FileSender(read_timeout_s=config.read_timeout_s)
         stack.callback(sender.close)
@@ -72,13 +74,13 @@ async def serve_local(service: LocalService, config: LocalConfig) -> AsyncIterat
         table = endpoints(service, sender)
         unix = listen_unix(config.socket, config.mode)
         stack.callback(remove_unix, config.socket, unix)
-        runner = await stack.enter_async_context(_running(make_app(table)))
+        runner = await stack.enter_async_context(_running(make_app(table, [user_guard(config.others)])))
         await web.SockSite(runner, unix).start()
         address: tuple[str, int] | None = None
         if config.tcp is not None:
             tcp = stack.enter_context(listen_tcp(*config.tcp))
             address = tcp.getsockname()[:2]
-            guarded = make_app(table, [bearer_guard(config.token)])
+            guarded = make_app(table, [token_guard(tokens, PAGE)])
             runner = await stack.enter_async_context(_running(guarded))
             await web.SockSite(runner, tcp).start()
         yield LocalApi(config.socket, address)
@@ -98,24 +100,15 @@ def endpoints(service: LocalService, sender: FileSender) -> tuple[Endpoint[Any, 
     )
 
 
-def bearer_guard(token: str) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-    """A middleware that lets in only those who bring `token`, save to the empty status page.
-
-    The comparison takes the same time for any guess.
-    """
-    expected = f"Bearer {token}".encode()
-
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if hmac.compare_digest(given, expected) or request.path == PAGE:
-            return await handler(request)
-        problem = UnauthorizedError(
-            "send the header 'Authorization: Bearer …' with the token from the home's file 'token'"
-        )
-        return problem_response(problem, {"WWW-Authenticate": "Bearer"})
-
-    return guard
+def _tokens(config: LocalConfig) -> dict[str, Right]:
+    """What each token gives. Raises ConfigError for one that could be guessed, or that is there twice."""
+    given = ((config.token, Right.READ), (config.publish_token, Right.PUBLISHER), (config.admin_token, Right.ALL))
+    if not config.token or any(0 < len(token) < _MIN_TOKEN for token, _ in given):
+        raise ConfigError(f"the local TCP socket needs a token of at least {_MIN_TOKEN} characters")
+    tokens = {token: right for token, right in given if token}
+    if len(tokens) < sum(bool(token) for token, _ in given):
+        raise ConfigError("two of the local API's tokens are the same: delete one of the files to have it made anew")
+    return tokens
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from .errors import InvalidRequestError, LocalError, MethodNotAllowedError, UnknownRouteError
 from .problems import as_local, problem_response
+from .rights import Right, check_right
 
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_VERSION: Final = 2**63 - 1
@@ -77,9 +78,11 @@ class Endpoint(Generic[Q, B]):
     answer: type[msgspec.Struct] | None = None
     status: int = 200
     problems: tuple[type[LocalError], ...] = ()
+    right: Right = Right.READ
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Answer `request`. Raises LocalError, or whatever the service raised."""
+        check_right(request, self.right)
         call = Call(request, _query(request, self.query), await _body(request, self.body))
         answer = await self.handler(call)
         if answer is None:

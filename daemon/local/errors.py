@@ -81,6 +81,15 @@ class UnauthorizedError(LocalError):
     exit = Exit.REFUSED
 
 
+class ForbiddenError(LocalError):
+    """The caller lacks a right: to publish, or to speak for the cluster."""
+
+    slug = "forbidden"
+    title = "The caller has not the right"
+    status = 403
+    exit = Exit.REFUSED
+
+
 class UnknownRouteError(LocalError):
     """No such path in this API."""
 

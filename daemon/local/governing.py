@@ -9,8 +9,9 @@ import msgspec
 
 from .connection import DaemonAddress, read_json
 from .endpoint import Call, Endpoint, Nothing
-from .errors import InvalidRequestError
+from .errors import ForbiddenError, InvalidRequestError
 from .model import NodeStatus
+from .rights import Right
 
 _TIMEOUT_S = 30.0
 
@@ -69,7 +70,8 @@ class GoverningEndpoints:
                 Nothing,
                 ObjectRequest,
                 Accepted,
-                problems=(InvalidRequestError,),
+                problems=(InvalidRequestError, ForbiddenError),
+                right=Right.ADMIN,
             ),
         )
 

@@ -24,6 +24,7 @@ from .errors import (
 )
 from .model import PublishLine, PublishProgress, PublishRequest
 from .problems import as_local
+from .rights import Right
 from .service import LocalService
 from .streams import STREAM
 
@@ -59,6 +60,7 @@ class PublishEndpoint:
                 PublishRequest,
                 PublishLine,
                 problems=_PROBLEMS,
+                right=Right.PUBLISH,
             ),
         )
 

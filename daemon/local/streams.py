@@ -9,6 +9,7 @@ import msgspec
 
 from .endpoint import MAX_VERSION, Call, Endpoint, Nothing
 from .errors import (
+    ForbiddenError,
     InvalidRequestError,
     LeaseGoneError,
     UnavailableError,
@@ -29,6 +30,7 @@ from .model import (
     VersionInfo,
     VersionList,
 )
+from .rights import Right
 from .service import LocalService
 
 STREAM: Final = "/v1/streams/{stream}"
@@ -120,7 +122,8 @@ class StreamEndpoints:
                 Nothing,
                 VerifyRequest,
                 VerifyReport,
-                problems=(unknown, InvalidRequestError),
+                problems=(unknown, InvalidRequestError, ForbiddenError),
+                right=Right.ADMIN,
             ),
         )
 

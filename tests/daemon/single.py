@@ -63,16 +63,20 @@ class Single:
             if task.done() and not task.cancelled():
                 await task  # the daemon ended: say why
         finally:
-            await self.stop()
-            if listening is not None:
-                listening.close()
+            try:
+                await self.stop()
+            finally:
+                if listening is not None:
+                    listening.close()
 
     async def stop(self) -> None:
         """End the daemon before its context does, so that the home is free for another life."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self.catalog.close()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        finally:
+            self.catalog.close()
 
 
 async def until(condition, within_s=20.0):
