@@ -94,7 +94,7 @@ staging = click.option(
     show_envvar=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where files are made that the daemon then reads; in RAM or beside the slots for large models.",
+    help="Where files are made that the daemon then reads.  [default: beside the slots]",
 )
 json = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 stream = click.option("--stream", required=True, metavar="NAME", callback=stream_argument, help="The stream.")

@@ -72,6 +72,7 @@ class NodeService:
         lives: Lives,
         metrics: Metrics,
         patches: Patches,
+        slot_dir: Path,
     ) -> None:
         self._fleet = fleet
         self._replicas = replicas
@@ -81,6 +82,7 @@ class NodeService:
         self._lives = lives
         self._metrics = metrics
         self._patches = patches
+        self._slot_dir = slot_dir
         self._deltas = Deltas(fleet)
         self._appeared = asyncio.Event()
         self._watch = Watch(fleet, publisher)
@@ -403,6 +405,7 @@ class NodeService:
             site=fleet.site,
             certificate_ends_at=fleet.standing.ends_at,
             problems=[*fleet.standing.problems(), *self._watch.problems(self._replicas)],
+            slot_dir=str(self._slot_dir),
         )
 
     async def accept(self, kind: str, data: bytes) -> bool:

@@ -55,10 +55,10 @@ def publish(
     with console.progress(quiet=quiet or as_json) as show, contextlib.ExitStack() as stack:
         if slime_delta:
             from .local.slime.source import applied
-            from .local.trainer.staging import default_root
+            from .local.trainer.staging import root_of
 
             label = label or directory.absolute().name
-            directory = stack.enter_context(applied(directory, client, stream, staging or default_root()))
+            directory = stack.enter_context(applied(directory, client, stream, root_of(client, staging)))
         else:
             _refuse_delta(directory)
 

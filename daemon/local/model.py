@@ -303,6 +303,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time; it is renewed long before, see `problems` when it is not."""
     problems: list[str] = []
     """What an operator should look at, one line each."""
+    slot_dir: str = ""
+    """Where the checkpoints lie; a trainer stages its own beside them."""
 
 
 class Health(msgspec.Struct, frozen=True):

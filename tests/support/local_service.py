@@ -260,7 +260,13 @@ class MemoryService:
         ]
 
     def node(self) -> NodeStatus:
-        return NodeStatus(node="cd" * 32, site="eu/b", certificate_ends_at=2e9, problems=["its clock is slow"])
+        return NodeStatus(
+            node="cd" * 32,
+            site="eu/b",
+            certificate_ends_at=2e9,
+            problems=["its clock is slow"],
+            slot_dir=str(self.root),
+        )
 
     async def accept(self, kind: str, data: bytes) -> bool:
         self.accepted.append((kind, data))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ...errors import BadInputError
 from ..client import Client
 from ..trainer.publisher import Publisher
-from ..trainer.staging import default_root
+from ..trainer.staging import root_of
 
 STREAM: Final = "PATCHSWARM_STREAM"
 REGISTER_BASE: Final = "PATCHSWARM_REGISTER_BASE"
@@ -35,12 +35,11 @@ class Settings:
 
     def publisher(self) -> Publisher:
         """A publisher of the stream."""
-        return Publisher(self.stream, client=self.client(), staging=self.root)
+        return Publisher(self.stream, client=self.client(), staging=self.staging)
 
-    @property
     def root(self) -> Path:
         """The staging folder."""
-        return self.staging or default_root()
+        return root_of(self.client(), self.staging)
 
 
 def settings_of(args: Any = None) -> Settings:

@@ -65,5 +65,5 @@ def wait_for_weights(source_dir: str, target_version: int) -> None:
 
 def _publish_delta(settings: Settings, folder: Path) -> int:
     client = settings.client()
-    with applied(folder, client, settings.stream, settings.root) as checkpoint:
+    with applied(folder, client, settings.stream, settings.root()) as checkpoint:
         return client.publish(checkpoint, stream=settings.stream, label=folder.name).version

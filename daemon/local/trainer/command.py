@@ -65,7 +65,6 @@ def watch(
     """
     from .run import run
     from .selecting import DEFAULT_EXCLUDES
-    from .staging import default_root
     from .watching import Options
 
     if not directory.is_dir():
@@ -73,7 +72,7 @@ def watch(
     settings = Options(
         directory=directory.absolute(),
         exclude=exclude or DEFAULT_EXCLUDES,
-        staging=staging or default_root(),
+        staging=staging,
         **given,
     )
     if socket is None:

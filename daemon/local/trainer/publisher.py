@@ -45,10 +45,10 @@ _METADATA: Final = {"format": "pt"}
 class Publisher:
     """Publishes versions of one stream on the head. Use it from one thread at a time.
 
-    `staging` is a folder that this process may write and the daemon may read, with room for one version; for large
-    models in RAM or beside the slots. Ranks on several hosts need one that all see. Without it: $PATCHSWARM_STAGING,
-    or a folder below the system's temporary one. `side_files` is a directory whose other files (config.json, the
-    tokenizer) go with every version that is made from tensors.
+    `staging` is a folder that this process may write and the daemon may read, with room for one version. Ranks on
+    several hosts need one that all see. Without it: $PATCHSWARM_STAGING, or `.staging` in the daemon's slot_dir.
+    `side_files` is a directory whose other files (config.json, the tokenizer) go with every version that is made from
+    tensors.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Publisher:
         return None if self._last is None else self._last.known
 
     def _staging(self) -> Path:
-        return self._root if self._root is not None else staging.default_root()
+        return staging.root_of(self.client, self._root)
 
 
 def untied(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -17,22 +17,29 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ..client import Client
 from .errors import StagingError
 
 ENVIRONMENT: Final = "PATCHSWARM_STAGING"
+DEFAULT_NAME: Final = ".staging"
+"""In a slot directory, where it can be no stream's."""
 _LOCK: Final = "lock"
 
 
-def default_root() -> Path:
-    """$PATCHSWARM_STAGING, or a folder of this user below the system's folder for temporary files."""
-    if given := os.environ.get(ENVIRONMENT):
-        return Path(given)
-    return Path(tempfile.gettempdir()) / f"patchswarm-staging-{os.getuid()}"
+def root_of(client: Client, given: Path | None = None) -> Path:
+    """The staging folder: the one that is given, $PATCHSWARM_STAGING, or one beside the slots of `client`'s daemon.
+
+    Beside the slots lies what the daemon can read and what is large enough. Raises LocalError when it cannot be asked.
+    """
+    if given is not None:
+        return given
+    if named := os.environ.get(ENVIRONMENT):
+        return Path(named)
+    return Path(client.node().slot_dir) / DEFAULT_NAME
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +57,8 @@ class Options:
     label: str = "{name}"
     exclude: Sequence[str] = DEFAULT_EXCLUDES
     poll_s: float = 2.0
-    staging: Path = field(default_factory=staging.default_root)
+    staging: Path | None = None
+    """Where files are made for the daemon to read; see `staging.root_of`."""
 
     def label_of(self, name: str) -> str:
         """The label of a folder's version. Raises BadInputError for a template that cannot be filled."""
@@ -182,10 +183,11 @@ class Watcher:
     async def _as_checkpoint(self, sight: Sight) -> AsyncIterator[Path]:
         """The folder to publish: itself, a selection of its files, or what its changes make of the newest version."""
         options = self._options
+        root = await asyncio.to_thread(staging.root_of, self._leases, options.staging)
         if sight.delta:
-            making = applied(sight.path, self._leases, options.stream, options.staging)
+            making = applied(sight.path, self._leases, options.stream, root)
         else:
-            making = selected(sight.path, options.exclude, options.staging, options.stream)
+            making = selected(sight.path, options.exclude, root, options.stream)
         entering = asyncio.ensure_future(asyncio.to_thread(making.__enter__))
         try:
             folder = await asyncio.shield(entering)

@@ -54,3 +54,78 @@ def test_a_cast_leaves_what_is_narrow_or_kept_alone():
 def test_an_object_array_has_no_name_in_safetensors():
     with pytest.raises(BadTensorError, match="'x' is object, which safetensors has no name for"):
         spec_of("x", np.array([object()]), Cast())
+
+
+class FakeTorch:
+    """What copies through pinned memory touch of torch, over numpy: a copy is made when its event is waited for."""
+
+    uint8 = np.uint8
+
+    def __init__(self, *, refuse=False):
+        self.refuse = refuse
+        self.pending = []
+        self.allocated = []
+        self.cuda = self
+
+    class Buffer:
+        def __init__(self, torch, array):
+            self.torch, self.array = torch, array
+
+        def __getitem__(self, key):
+            return FakeTorch.Buffer(self.torch, self.array[key])
+
+        def copy_(self, part, *, non_blocking):
+            assert non_blocking
+            self.torch.pending.append(lambda: np.copyto(self.array, part.array))
+
+        def numpy(self):
+            return self.array
+
+    class Part:
+        device = "cuda:0"
+
+        def __init__(self, array):
+            self.array = array
+
+        def numel(self):
+            return self.array.size
+
+        def cpu(self):
+            return self
+
+        def numpy(self):
+            return self.array
+
+    class Event:
+        def record(self, _stream):
+            pass
+
+        def synchronize(self):
+            self.torch.pending.pop(0)()
+
+    def empty(self, size, *, dtype, pin_memory):
+        assert pin_memory
+        if self.refuse:
+            raise RuntimeError("cannot lock so much memory")
+        self.allocated.append(size)
+        return FakeTorch.Buffer(self, np.zeros(size, dtype))
+
+    def current_stream(self, device):
+        assert device == "cuda:0"
+
+    def __getattribute__(self, name):
+        if name == "Event":
+            return type("Event", (FakeTorch.Event,), {"torch": self})
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
+def test_pieces_of_a_device_pass_through_two_pinned_buffers_in_order(count, refuse):
+    truth = [np.full(16 if number < count - 1 else 5, number + 1, np.uint8) for number in range(count)]
+    torch, reader = FakeTorch(refuse=refuse), Reader(16)
+    for _ in range(2):  # the second tensor uses the same buffers
+        pieces = reader._through_pinned(torch, (FakeTorch.Part(array) for array in truth))
+        assert [bytes(piece) for piece in pieces] == [array.tobytes() for array in truth]
+    assert torch.allocated == ([] if refuse else [16, 16])
+    assert torch.pending == []

@@ -343,6 +343,15 @@ def test_the_staging_folder_can_come_from_the_environment(head, tmp_path, monkey
     assert head.requests[0].directory.startswith(str(tmp_path / "given"))
 
 
+def test_without_a_word_files_are_staged_beside_the_slots(head, monkeypatch, random):
+    monkeypatch.delenv("PATCHSWARM_STAGING", raising=False)
+    publisher = Publisher(STREAM, client=head.client)
+    publisher.publish(weights(random, up=(3,)))
+    staging = head.api.service.root / ".staging"
+    assert head.requests[0].directory.startswith(str(staging))
+    assert left(staging) == []
+
+
 def test_shares_are_disjoint_whole_and_about_as_large_as_each_other():
     state = {f"layer{number}": np.zeros(number % 7 + 1) for number in range(100)}
     shares = [dict(share(state, rank, 3)) for rank in range(3)]
