@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...protocol.chain import plan_route
 from ...protocol.errors import ProtocolError, SealError
-from ...protocol.ids import digest
 from ...protocol.manifest import MirrorRecord, Route, Transition
 from ...protocol.messages import ObjectKind
 from ...protocol.mirror import (
@@ -52,9 +51,8 @@ class _Place:
 
     record: MirrorRecord
     sizes: dict[bytes, int]  # chunks there
-    said: bytes = b""  # digest of the objects in the list, as this daemon wrote it
+    said: frozenset[bytes] | None = None  # attempts in the list, as this daemon wrote it
     beacon_at: int = 0  # Unix second of the beacon in it
-    listed: frozenset[bytes] = frozenset()  # versions that the list leads to
     unnamed: dict[bytes, float] = field(default_factory=dict)  # chunks there that the list does not name, since when
 
 
@@ -107,7 +105,7 @@ class Writer:
             return
         place = await self._place(stream)
         transitions = self._complete(stream)  # the list may have told of more
-        if not transitions:
+        if not transitions or self._is_done(stream, place, transitions):
             return
         sizes = self._sizes(transitions)
         missing = [name for name, size in sizes.items() if place.sizes.get(name) != size]
@@ -116,6 +114,16 @@ class Writer:
             return  # some were deleted here meanwhile: another look
         await self._say(stream, place, transitions)
         await self._clear(place, sizes)
+
+    def _is_done(self, stream: str, place: _Place, transitions: list[Transition]) -> bool:
+        """Whether everything is as it should be: looked at twice a second, so without counting chunks."""
+        named = frozenset(each.attempt for each in transitions)
+        return named == place.said and not place.unnamed and not self._is_old(stream, place)
+
+    def _is_old(self, stream: str, place: _Place) -> bool:
+        """Whether the list's beacon is to be replaced by a newer one."""
+        beacon = self._desk.fleet.swarm.gossip.beacons.get(stream)
+        return beacon is not None and beacon[0].at - place.beacon_at >= BEACON_S
 
     def _complete(self, stream: str) -> list[Transition]:
         """Transitions of which every chunk is here, if they lead to the newest version: else nothing is touched."""
@@ -142,7 +150,7 @@ class Writer:
             found = await self._bucket.sizes(chunks_path(record))
             place = self._places[stream] = _Place(record, _by_name(found))
         elif place.record != record:
-            place.record, place.said = record, b""
+            place.record, place.said = record, None
         return place
 
     def _record(self, stream: str) -> MirrorRecord:
@@ -190,24 +198,21 @@ class Writer:
     async def _say(self, stream: str, place: _Place, transitions: list[Transition]) -> None:
         """Write the list, if it says something else than it did."""
         gossip = self._desk.fleet.swarm.gossip
-        attempts = {each.attempt for each in transitions}
+        attempts = frozenset(each.attempt for each in transitions)
+        if attempts == place.said and not self._is_old(stream, place):
+            return
         bodies = {name for name, each in gossip.transitions.items() if each.attempt in attempts}
         objects = gossip.words_for(stream, bodies | {each.target for each in transitions})
-        said = digest(b"".join(data for _, data in objects))
         beacon = gossip.beacons.get(stream)
-        beacon_at = beacon[0].at if beacon is not None else 0
-        if said == place.said and beacon_at - place.beacon_at < BEACON_S:
-            return
         if beacon is not None:
             objects.append((ObjectKind.BEACON, beacon[1]))
         sealed = await asyncio.to_thread(seal_list, objects, place.record, secrets.token_bytes(NONCE_BYTES))
         await self._bucket.put(list_path(place.record), sealed)
-        is_news, place.said, place.beacon_at = said != place.said, said, beacon_at
-        place.listed = frozenset(each.target for each in transitions)
-        if not is_news:
-            return
-        newest = max(each.version for each in transitions)
-        _log.info("mirrored", stream=stream, version=newest, transitions=len(transitions), chunks=len(place.sizes))
+        is_news, place.said = attempts != place.said, attempts
+        place.beacon_at = beacon[0].at if beacon is not None else 0
+        if is_news:
+            newest = max(each.version for each in transitions)
+            _log.info("mirrored", stream=stream, version=newest, transitions=len(transitions), chunks=len(place.sizes))
 
     async def _clear(self, place: _Place, named: dict[bytes, int]) -> None:
         """Delete what the list has not named for a while."""

@@ -111,9 +111,9 @@ async def mirrored_up_to(head, version):
 
     def holds():
         place = writing._places.get(STREAM)
-        manifests = head.fleet.swarm.gossip.manifests
-        named = [name for name, each in manifests.items() if each.stream == STREAM and each.version == version]
-        return place is not None and place.listed >= set(named) and named
+        routes = head.fleet.swarm.gossip.routes(STREAM)
+        made = {each.attempt for each in routes if each.version == version}
+        return made and place is not None and place.said is not None and made <= place.said
 
     await until(holds)
 
