@@ -18,6 +18,7 @@ from .governing import GoverningEndpoints
 from .health import NodeEndpoints
 from .listening import listen_tcp, listen_unix, remove_unix
 from .observing import ObservingEndpoints
+from .openapi import OpenApiEndpoint
 from .page import PATH as PAGE
 from .page import PageEndpoint
 from .publishing import PublishEndpoint
@@ -88,7 +89,7 @@ async def serve_local(service: LocalService, config: LocalConfig) -> AsyncIterat
 
 def endpoints(service: LocalService, sender: FileSender) -> tuple[Endpoint[Any, Any], ...]:
     """Every endpoint of the API. The OpenAPI document is read from this table."""
-    return (
+    table = (
         *StreamEndpoints(service).table(),
         *PublishEndpoint(service).table(),
         *ContentEndpoints(service, sender).table(),
@@ -98,6 +99,7 @@ def endpoints(service: LocalService, sender: FileSender) -> tuple[Endpoint[Any, 
         *ObservingEndpoints(service).table(),
         *PageEndpoint().table(),
     )
+    return (*table, *OpenApiEndpoint(table).table())
 
 
 def _tokens(config: LocalConfig) -> dict[str, Right]:

@@ -33,6 +33,7 @@ from .sendfile import FileSender, Span
 from .service import LocalService, OpenVersion
 from .streams import STREAM
 
+BYTES: Final = "application/octet-stream"
 VERSION: Final = STREAM + "/versions/{version}"
 _KEPT_INDEXES: Final = 2
 _LISTING_PROBLEMS: Final = (UnknownStreamError, UnknownVersionError, InvalidRequestError)
@@ -100,6 +101,7 @@ class ContentEndpoints:
                 self.file,
                 Nothing,
                 Nothing,
+                media=BYTES,
                 problems=(*_BYTES_PROBLEMS, UnknownFileError),
             ),
             Endpoint(
@@ -119,6 +121,7 @@ class ContentEndpoints:
                 self.tensor,
                 TensorQuery,
                 Nothing,
+                media=BYTES,
                 problems=(*_BYTES_PROBLEMS, UnknownTensorError, AmbiguousTensorError),
             ),
         )

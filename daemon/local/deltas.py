@@ -51,6 +51,7 @@ class DeltaEndpoint:
                 self.delta,
                 DeltaQuery,
                 Nothing,
+                media="application/octet-stream",
                 problems=(
                     UnknownStreamError,
                     UnknownVersionError,

@@ -79,6 +79,8 @@ class Endpoint(Generic[Q, B]):
     status: int = 200
     problems: tuple[type[LocalError], ...] = ()
     right: Right = Right.READ
+    media: str = "application/json"
+    """Content type of the answer."""
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Answer `request`. Raises LocalError, or whatever the service raised."""

@@ -155,6 +155,7 @@ class ObservingEndpoints:
                 Nothing,
                 Nothing,
                 problems=unknown,
+                media="text/event-stream",
             ),
             Endpoint(
                 "GET",
@@ -186,7 +187,7 @@ class ObservingEndpoints:
                 ChunkMaps,
                 problems=unknown,
             ),
-            Endpoint("GET", "/metrics", "Prometheus metrics", self.metrics, Nothing, Nothing),
+            Endpoint("GET", "/metrics", "Prometheus metrics", self.metrics, Nothing, Nothing, media="text/plain"),
         )
 
     async def lives(self, call: Call[Nothing, Nothing]) -> LifeList:

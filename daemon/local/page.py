@@ -31,7 +31,7 @@ class PageEndpoint:
 
     def table(self) -> tuple[Endpoint[Any, Any], ...]:
         """The endpoint."""
-        return (Endpoint("GET", PATH, "Status page for people", self.page, Nothing, Nothing),)
+        return (Endpoint("GET", PATH, "Status page for people", self.page, Nothing, Nothing, media="text/html"),)
 
     async def page(self, _call: Call[Nothing, Nothing]) -> web.Response:
         """GET /."""

@@ -61,6 +61,7 @@ class PublishEndpoint:
                 PublishLine,
                 problems=_PROBLEMS,
                 right=Right.PUBLISH,
+                media=NDJSON,
             ),
         )
 
