@@ -108,6 +108,20 @@ def test_a_full_link_delays_control_messages_and_an_idle_one_does_not():
     assert line.network.wait_s((link,)) == 0.0
 
 
+def test_a_burst_of_control_messages_takes_its_bytes_of_a_link_and_makes_no_flow_back_off():
+    line = Line(Tcp())
+    link = line.network.add_link(10 * MB, 0.05)
+    line.lane((link,), delay_s=0.01).send("a", 10 * MB)
+
+    def burst():
+        line.network.control[link] += 0.1 * MB
+
+    for at in range(1, 10):
+        line.clock.at(at / 10, burst)
+    line.run()
+    assert line.arrived["a"] == pytest.approx(1.0 + 0.09 + 0.1, abs=0.08)
+
+
 def test_a_blocked_lane_goes_on_where_it_stopped():
     line = Line()
     lane = line.lane((line.network.add_link(10 * MB, 0.0),))

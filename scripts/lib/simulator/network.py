@@ -33,6 +33,9 @@ _LIMITED: Final = 0.97
 _LEAST_FREE: Final = 0.05
 """Part of a link that control traffic leaves to chunks."""
 
+_BURST_S: Final = 0.05
+"""Control messages that come together take their part of a link's capacity over this time."""
+
 _LAST_BIT: Final = 1e-3
 _LONGEST_S: Final = 0.02
 _FIRST_ROOM: Final = 64
@@ -127,7 +130,7 @@ class Network:
         self._buffer: Floats = np.zeros(1)
         self._queue: Floats = np.zeros(1)
         self._wait: list[float] = [0.0]  # seconds of queue, per link
-        self.control: list[float] = [0.0]  # control bytes since the last step, per link
+        self.control: list[float] = [0.0]  # control bytes that have yet to take their part of the capacity, per link
         self.carried: Floats = np.zeros(1)  # bytes of chunks so far, per link
         self._links = np.zeros((PATH_LINKS, _FIRST_ROOM), np.intp)
         self._lanes = np.zeros((_COLUMNS, _FIRST_ROOM))
@@ -215,9 +218,7 @@ class Network:
             self._pass(lanes, links, passed_s)
         step_s = self.step_s
         self._settled_s = self._clock.now_s + step_s
-        control = np.array(self.control) / max(passed_s + step_s, step_s)
-        self.control = [0.0] * len(self.control)
-        free = np.maximum(self._rate - control, self._rate * _LEAST_FREE)
+        free = np.maximum(self._rate - self._take_control(passed_s + step_s), self._rate * _LEAST_FREE)
         rtt = lanes[_RTT] + np.array(self._wait)[links].sum(axis=0)
         limit = np.minimum(lanes[_WINDOW] / rtt, lanes[_CAP])
         backlog = lanes[_LEFT] + lanes[_BEHIND]
@@ -238,6 +239,13 @@ class Network:
             self._plan(self._settled_s + min(rest_s, longest_s))
         elif self._queue.any():
             self._plan(self._settled_s + step_s)
+
+    def _take_control(self, span_s: float) -> Floats:
+        """Rates at which control traffic takes capacity: a queue holds its bursts, no flow backs off for them."""
+        waiting = np.array(self.control)
+        rate = waiting / max(span_s, _BURST_S)
+        self.control = (waiting - rate * span_s).tolist()
+        return rate
 
     def _pass(self, lanes: Floats, links: NDArray[np.intp], passed_s: float) -> None:
         """Nothing began or ended since the last step: the rates held."""
