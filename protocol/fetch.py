@@ -1,4 +1,4 @@
-"""Fetch: the requests that bring what is wanted, and the answers to those of others.
+"""Fetch: the requests that bring what is wanted.
 
 What may be asked of whom is `picker`'s decision; here it becomes requests, each link within its window, and each
 request is closed exactly once: by its chunk, by a reject, or with its link.
@@ -6,11 +6,13 @@ request is closed exactly once: by its chunk, by a reject, or with its link.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from .chance import Chance
-from .effects import Dropped, Effect, Hangup, HeadMoved, Send, Serve, StreamKnown
+from .effects import Dropped, Effect, Hangup, HeadMoved, Send, StreamKnown
 from .gossip import Body, Gossip, Learned
 from .ids import short
 from .link import Flight, Link
@@ -18,30 +20,27 @@ from .manifest import Manifest, Opening, StreamRecord, Transition
 from .messages import META_ORDINAL, RELEASED, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
 from .mirrored import Mirrored
 from .picker import CLAIM_S, Plan
+from .plans import Plans
 from .ranges import bits_of, mask
-from .roster import Dealing
 from .routing import Routing
 from .series import ChunkSet, Series
+from .serving import Serving
 from .stock import Stock
 
 TURN_S: Final = 0.1
 """While something is missing: how often it is looked whether this node should step in for another."""
 
-MAX_COPIES: Final = 4
-"""Peers that one chunk is sent to at a time; others are told who they are, and ask those, or ask again."""
-
-CROSSING_S: Final = 3.0
-"""For so long a seed sends a chunk across to nobody else: who has it passes it on."""
-
-ROSTER_S: Final = 2.0
-"""How long chunks are not asked across sites while the roster that deals them is on its way."""
+BEHIND_S: Final = 1.0
+"""A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
 
 SILENCE_S: Final = 30.0
 """A peer that leaves a request unanswered this long after its deadline is no use."""
 
 
 class Fetch:
-    """Owns all requests, ours and the peers'. `has` tells whether the chunk store holds a name.
+    """Owns all requests of this node, and what answers those of its peers.
+
+    `has` tells whether the chunk store holds a name.
 
     `inflight_limit` bounds the bytes asked for of all peers together; None: only each link's window does.
     """
@@ -69,10 +68,9 @@ class Fetch:
         self.site = site
         self._rng = rng
         self._inflight_limit = inflight_limit
-        self._plans: dict[bytes, tuple[Plan, Plan]] = {}  # attempt -> of data, of blobs
-        self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
-        self._roster_due_s: dict[bytes, float] = {}  # attempt -> until when its roster is waited for
-        self._sent: dict[bytes, tuple[bytes, float]] = {}  # chunk name -> node that this seed sent it to, and when
+        self.plans = Plans(gossip, links, node, lambda: self.site)
+        self.serving = Serving(self.stock, links, emit, has, self._brings, node)
+        self._awaited: dict[bytes, Link] = {}  # chunk name -> the peer it was asked of before that had it
         self._held_off_s = 0.0
         self._turn_due_s: float | None = None
 
@@ -94,7 +92,7 @@ class Fetch:
             case Opening():
                 self.stock.void(value.stream, (value.epoch, value.version), value.attempt)
                 self.stock.describe(value, now_s)
-                self._plans.pop(value.attempt, None)  # made without the roster, if there is one
+                self.plans.forget(value.attempt)  # made without the roster, if there is one
             case Transition():
                 self.stock.describe(value, now_s)
                 self.routing.plan_soon(value.stream, now_s)
@@ -135,6 +133,8 @@ class Fetch:
         """Note a verified chunk that is now in the store: offer it, and see what is complete."""
         if not self.stock.is_named(name):
             self._emit(Dropped(b"", (name,)))  # its attempt was dropped while it was under way
+        self.serving.stored(name, now_s)
+        self._cancel(name)
         for series, _ in self.stock.stored(name, now_s):
             self.routing.check_ready(series.stream)
 
@@ -152,18 +152,15 @@ class Fetch:
         series = self.stock.series.get(attempt)
         if series is not None:
             self.stock.recount(series)
-        self._plans.pop(attempt, None)
-        self._roster_due_s.pop(attempt, None)
+        self.plans.forget(attempt)
 
     # -- links ----------------------------------------------------------------------------------------------
 
     def lost(self, link: Link, now_s: float) -> None:
         """Ask elsewhere for everything that was asked of a link that is gone."""
-        for number in list(link.flights):
+        for number in [*link.flights, *link.awaited]:
             self._landed(link, number, now_s, arrived=False)
-        for name in list(self._copies):
-            while link.node in self._copies.get(name, ()):
-                self.served(link.node, name)
+        self.serving.lost(link)
         self.request(now_s)
 
     def receive(self, link: Link, message: Message, now_s: float) -> None:
@@ -174,36 +171,45 @@ class Fetch:
             case Have():
                 self._heard(link, message, now_s)
             case Request():
-                self._serve(link, message, now_s)
+                self.serving.asked(link, message, self.site, now_s)
             case Reject():
                 self._rejected(link, message, now_s)
             case Claim():
-                plans = self._plans.get(message.attempt)
+                plans = self.plans.get(message.attempt)
                 if plans is not None and link.site == self.site:
                     for first, last in message.ranges:
                         if last < META_ORDINAL:
                             bits = mask(first, last) & plans[0].dealt
-                            plans[0].claim(bits, 0.0 if message.rank == RELEASED else now_s + CLAIM_S)
+                            until_s = 0.0 if message.rank == RELEASED else now_s + CLAIM_S
+                            plans[0].claim(bits, until_s, link.node)
                     self.request(now_s)
             case Cancel():
-                pass  # a hint; the chunk all the same is a correct answer
+                self.serving.cancelled(link, message.request)
             case _:
                 raise AssertionError(message)
 
     def _heard(self, link: Link, have: Have, now_s: float) -> None:
         new = link.remember(have.attempt, have.ranges)
-        plans = self._plans.get(have.attempt)
+        plans = self.plans.get(have.attempt)
         if plans is not None:
             plans[0].heard(link.node, link.site, new.data, now_s)
             plans[1].heard(link.node, link.site, new.meta, now_s)
         series = self.stock.series.get(have.attempt)
-        if series is not None and series.lacks_unasked(new):
+        if series is None:
+            return
+        for number, flight in list(link.awaited.items()):
+            if flight.attempt == have.attempt and flight.ordinal in new and flight.ordinal not in series.asked:
+                link.begin(number, now_s)
+                series.asked.add(flight.ordinal)
+                self._awaited.pop(flight.name, None)
+        if series.lacks_unasked(new):
             self._request_from(link, self.routing.wanted_lists(), self.routing.wanted(), now_s)
 
     def expected(self, link: Link, name: bytes) -> int | None:
         """Size of the chunk when it was asked of this link, else None: nobody may send what was not asked for."""
         number = link.by_name.get(name)
-        return None if number is None else link.flights[number].size
+        flight = None if number is None else link.flight(number)
+        return None if flight is None else flight.size
 
     def arrived(self, link: Link, name: bytes, now_s: float, *, intact: bool, secure: bool) -> None:
         """Close the request for a chunk that came; an `intact` one is in the store by now (call `stored` next).
@@ -215,6 +221,9 @@ class Fetch:
         if number is None:
             return
         flight = self._landed(link, number, now_s, arrived=intact)
+        plans = self.plans.get(flight.attempt) if flight is not None and link.site != self.site else None
+        if plans is not None:
+            plans[0].came_s = now_s
         link.damaged.discard(name)
         if not intact:
             if secure:
@@ -237,20 +246,37 @@ class Fetch:
         self._held_off_s = until_s
 
     def _rejected(self, link: Link, reject: Reject, now_s: float) -> None:
+        in_advance = reject.request in link.awaited
         flight = self._landed(link, reject.request, now_s, arrived=False)
         if flight is None:
             return
-        if reject.reason is Reason.MISSING:
+        if in_advance or self._is_at_seed(link, flight):
+            self._brought_by(link, flight, reject.holders)
+        if in_advance:
+            pass
+        elif reject.reason is Reason.MISSING:
             link.doubt(flight.attempt, flight.ordinal, now_s)
         else:
             link.trust(flight.attempt, flight.ordinal)  # it may have been late, and taken for a false offer
             link.defer(flight.attempt, flight.ordinal)
             self._give_up(flight)
+            self.serving.refused(flight.name, reject.holders)
         self.request(now_s)
+
+    def _is_at_seed(self, link: Link, flight: Flight) -> bool:
+        plans = self.plans.get(flight.attempt)
+        return plans is not None and flight.ordinal < META_ORDINAL and link.node in plans[0].seeds
+
+    def _brought_by(self, link: Link, flight: Flight, holders: tuple[bytes, ...]) -> None:
+        """Note who takes a chunk from the seed, when it is not the one that was asked to pass it on, or this node."""
+        plans = self.plans.get(flight.attempt)
+        if plans is not None:
+            before = self._node if link.node in plans[0].seeds else link.node
+            plans[0].brings_instead(before, flight.ordinal, holders[0] if holders else None)
 
     def _give_up(self, flight: Flight) -> None:
         """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""
-        plans = self._plans.get(flight.attempt)
+        plans = self.plans.get(flight.attempt)
         if plans is not None and flight.ordinal < META_ORDINAL and plans[0].release(flight.ordinal):
             self._tell_site(Claim(flight.attempt, RELEASED, ((flight.ordinal, flight.ordinal),)))
 
@@ -258,36 +284,6 @@ class Fetch:
         for link in self._links.values():
             if link.site == self.site and link.record is not None:
                 self._emit(Send(link.number, claim))
-
-    # -- serving --------------------------------------------------------------------------------------------
-
-    def _serve(self, link: Link, request: Request, now_s: float) -> None:
-        copies = self._copies.get(request.name, [])
-        if not self._has(request.name):
-            self._emit(Send(link.number, Reject(request.request, Reason.MISSING)))
-        elif len(copies) >= MAX_COPIES or self._crossed(link, request.name, now_s):
-            self._emit(Send(link.number, Reject(request.request, Reason.BUSY, tuple(copies))))
-        else:
-            self._copies.setdefault(request.name, copies).append(link.node)
-            self._emit(Serve(link.number, request.request, request.name, request.secure))
-
-    def _crossed(self, link: Link, name: bytes, now_s: float) -> bool:
-        """Whether this seed has just sent the chunk across to another node, from which it will spread."""
-        if link.site == self.site or not self.stock.is_seeding(name, self._node):
-            return False
-        node, at_s = self._sent.get(name, (link.node, now_s))
-        if node != link.node and now_s - at_s < CROSSING_S:
-            return True
-        self._sent[name] = (link.node, now_s)
-        return False
-
-    def served(self, node: bytes, name: bytes) -> None:
-        """Note that a chunk of a `Serve` has left for a node, or will not."""
-        copies = self._copies.get(name, [])
-        if node in copies:
-            copies.remove(node)
-        if not copies:
-            self._copies.pop(name, None)
 
     # -- time -----------------------------------------------------------------------------------------------
 
@@ -302,11 +298,8 @@ class Fetch:
                 elif flight.deadline_s + SILENCE_S <= now_s:
                     self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))
                     break
-        for name in [name for name, (_, at_s) in self._sent.items() if now_s - at_s >= CROSSING_S]:
-            del self._sent[name]
-        for kept in (self._plans, self._roster_due_s):
-            for attempt in [attempt for attempt in kept if self._is_over(attempt)]:
-                del kept[attempt]
+        self.serving.tick(now_s)
+        self.plans.tidy(self._is_over)
         for stream in self.routing.following:
             self.routing.plan(stream)
         self.request(now_s)
@@ -335,7 +328,7 @@ class Fetch:
         for link in self._links.values():
             link.deferred.clear()
         wanted = self.routing.wanted()
-        alive = self._alive()
+        alive = self.plans.alive()
         for series in wanted:
             self._step_in(series, alive, now_s)
         if any(series.missing_data() or series.missing_meta() for series in wanted):
@@ -343,32 +336,28 @@ class Fetch:
         self.request(now_s)
 
     def _step_in(self, series: Series, alive: frozenset[bytes], now_s: float) -> None:
-        data, meta = self._plan_of(series, alive, now_s)
+        data, meta = self.plans.of(series, alive, now_s)
         missing = series.missing_data() & ~series.asked.data
         # A seed in this site is asked for what is dealt here only: what a silent mate leaves undone is there to take.
         near, far = self._offered(series, data, seeds=False)
+        home = self._offered_by_home_seeds(series, data)
         free = missing & ~near.data
         taken = list(data.step_in(free, far.data, now_s))
-        if free and not free & data.mine & data.owned and not self._asking_seed(series, data):
-            stolen = data.steal(free, far.data, self._rng, now_s)
-            taken += [stolen] if stolen is not None else []
+        taken += data.relieve(free, far.data | home, self._rng, now_s)
         if taken:
             self._tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
         # Blobs are few: whoever steps in for them does so without a claim.
         for _ in meta.step_in(series.missing_meta() & ~series.asked.meta & ~near.meta, far.meta, now_s):
             pass
 
-    def _asking_seed(self, series: Series, plan: Plan) -> bool:
-        """Whether a chunk of the series is asked of the seed's site."""
-        return any(
-            flight.attempt == series.attempt and flight.ordinal < META_ORDINAL
+    def _offered_by_home_seeds(self, series: Series, plan: Plan) -> int:
+        """Data ordinals that a seed of this site offers."""
+        offers = (
+            link.offers(series.attempt)
             for link in self._links.values()
-            if plan.is_source(link)
-            for flight in link.flights.values()
+            if link.node in plan.seeds and link.site == self.site
         )
-
-    def _alive(self) -> frozenset[bytes]:
-        return frozenset(link.node for link in self._links.values() if link.record is not None)
+        return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
 
     def _offered(self, series: Series, plan: Plan, *, seeds: bool = True) -> tuple[ChunkSet, ChunkSet]:
         """What peers of this site, `seeds` included or not, and of other sites offer; the seed's site apart."""
@@ -419,10 +408,15 @@ class Fetch:
     def _is_full(self) -> bool:
         """Whether as much is asked for, of all peers together, as there is memory for."""
         limit = self._inflight_limit
-        return limit is not None and sum(link.inflight_bytes for link in self._links.values()) >= limit
+        return (
+            limit is not None
+            and sum(link.inflight_bytes + link.awaited_bytes for link in self._links.values()) >= limit
+        )
 
     def _ask(self, link: Link, series: Series, now_s: float, *, data: bool) -> None:
         """Ask `link` for chunks of one series as long as its window has room."""
+        if data and link.site != self.site:
+            self._ask_in_advance(link, series, now_s)
         offered = link.offers(series.attempt)
         if offered is None or link.is_stuck or not link.has_room():
             return
@@ -431,15 +425,66 @@ class Fetch:
         if not meta and not bits:
             return
         deferred = link.deferred.get(series.attempt) or ChunkSet()
-        if link.site != self.site and self._awaits_roster(series, now_s):
+        if link.site != self.site and self.plans.awaits_roster(series, now_s):
             return
-        plan, meta_plan = self._plan_of(series, None, now_s)
+        plan, meta_plan = self.plans.of(series, None, now_s)
         meta &= ~deferred.meta & meta_plan.allowed(link, self.site)
         self._depart(link, series, meta, META_ORDINAL, now_s)
-        bits &= ~deferred.data & plan.allowed(link, self.site)
-        if bits and link.site != self.site:
-            bits &= ~self._offered(series, plan)[0].data
-        self._depart(link, series, bits, 0, now_s)
+        bits &= ~deferred.data
+        if link.site == self.site:
+            self._depart(link, series, bits & plan.allowed(link, self.site), 0, now_s)
+            return
+        if link.node in plan.seeds and self.serving.behind_s(now_s) > BEHIND_S:
+            return  # what others are to get from here comes first
+        near, far = self._offered(series, plan)
+        bits &= ~near.data
+        self._depart(link, series, bits & plan.allowed(link, self.site), 0, now_s)
+        if link.node in plan.seeds and bits and link.has_room():
+            self._steal(link, series, plan, bits & ~far.data, now_s)
+
+    def _steal(self, link: Link, series: Series, plan: Plan, bits: int, now_s: float) -> None:
+        """Ask a seed with room for chunks that only it has and that were dealt to other sites."""
+        while link.has_room() and not self._is_full():
+            ordinal = plan.steal(bits & ~series.asked.data, self._rng, now_s)
+            if ordinal is None:
+                return
+            self._depart(link, series, 1 << ordinal, 0, now_s)
+
+    def _ask_in_advance(self, link: Link, series: Series, now_s: float) -> None:
+        """Ask a border of another site for chunks that it takes from the seed before it has them: no time is lost."""
+        plans = self.plans.get(series.attempt)
+        bits = plans[0].to_come(link.node) if plans is not None else 0
+        if not bits or not link.has_room_to_await() or self._is_full():
+            return
+        offered = link.offers(series.attempt)
+        bits &= series.missing_data() & ~series.asked.data & ~(offered.data if offered else 0)
+        while bits and link.has_room_to_await():
+            low = bits & -bits
+            bits ^= low
+            ordinal = low.bit_length() - 1
+            name, size = series.entry(ordinal)
+            if name in self._awaited or name in link.by_name:
+                continue
+            self._awaited[name] = link
+            number = link.expect(series.attempt, ordinal, name, size, now_s)
+            self._emit(Send(link.number, Request(number, name)))
+
+    def _brings(self, name: bytes) -> bool:
+        """Whether this node is to bring a chunk into its site that it lacks."""
+        for series, ordinal in self.stock.lacking(name):
+            plans = self.plans.get(series.attempt)
+            if plans is None or ordinal >= META_ORDINAL or not plans[0].mine & 1 << ordinal:
+                continue
+            if ordinal in series.asked or name in self._awaited or plans[0].owned & 1 << ordinal:
+                return True
+        return False
+
+    def _cancel(self, name: bytes) -> None:
+        """Take back the request made in advance for a chunk that came from elsewhere."""
+        link = self._awaited.pop(name, None)
+        number = None if link is None else link.by_name.get(name)
+        if link is not None and number is not None and number in link.awaited:
+            self._emit(Send(link.number, Cancel(number)))
 
     def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites
@@ -457,38 +502,12 @@ class Fetch:
             number = link.depart(series.attempt, ordinal, name, size, now_s)
             self._emit(Send(link.number, Request(number, name, name in link.damaged)))
 
-    def _plan_of(self, series: Series, alive: frozenset[bytes] | None, now_s: float) -> tuple[Plan, Plan]:
-        """The plans of a series, brought up to date with what is named and, where given, with who is alive."""
-        plans = self._plans.get(series.attempt)
-        if plans is None:
-            plans = self._plans[series.attempt] = (self._new_plan(series), self._new_plan(series))
-            alive = self._alive() if alive is None else alive
-        data, meta = plans
-        if alive is None:
-            living = data.alive
-        else:
-            living = alive & (data.seeds.union(data.dealing.borders) if data.dealing else data.seeds)
-        data.deal(series.named, living, now_s)
-        meta.deal(series.named_meta, living, now_s)
-        return plans
-
-    def _awaits_roster(self, series: Series, now_s: float) -> bool:
-        """Whether the opening that says who fetches what is still on its way; not for long."""
-        if series.opening is not None or not self._gossip.lacks_opening(series.stream, series.version):
-            return False
-        return now_s < self._roster_due_s.setdefault(series.attempt, now_s + ROSTER_S)
-
-    def _new_plan(self, series: Series) -> Plan:
-        of = series.opening or series.transition
-        seeds = frozenset(part.node for part in of.parts) if of else frozenset()
-        roster = series.opening.roster if series.opening else ()
-        dealing = Dealing(roster, self.site, self._node) if roster else None
-        sites = frozenset(self._gossip.nodes[node].site for node in seeds if node in self._gossip.nodes)
-        return Plan(dealing, seeds, sites - {self.site})
-
     def _landed(self, link: Link, number: int, now_s: float, *, arrived: bool) -> Flight | None:
+        in_advance = number in link.awaited
         flight = link.land(number, now_s, arrived=arrived)
-        if flight is not None and not flight.late:
+        if flight is not None and in_advance:
+            self._awaited.pop(flight.name, None)
+        elif flight is not None and not flight.late:
             self._unask(flight)
         return flight
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,6 +70,8 @@ class Link:
     doubted: dict[bytes, ChunkSet] = field(default_factory=dict)  # offered and not brought: not asked for a while
     doubted_at_s: float = 0.0
     flights: dict[int, Flight] = field(default_factory=dict)
+    awaited: dict[int, Flight] = field(default_factory=dict)  # asked for before the peer has them; outside the window
+    awaited_bytes: int = 0
     by_name: dict[bytes, int] = field(default_factory=dict)
     inflight_bytes: int = 0
     next_request: int = 0
@@ -107,13 +110,45 @@ class Link:
 
     def depart(self, attempt: bytes, ordinal: int, name: bytes, size: int, now_s: float) -> int:
         """Note a request; returns its number on this connection."""
+        number = self._number(name)
+        flight = Flight(attempt, ordinal, name, size, now_s, math.inf, self.received_bytes)
+        self._take_off(number, flight, now_s)
+        return number
+
+    def has_room_to_await(self) -> bool:
+        """Whether one more chunk may be asked for that the peer has yet to get."""
+        return len(self.awaited) < MIN_FLIGHTS or self.awaited_bytes < self.window_bytes()
+
+    def expect(self, attempt: bytes, ordinal: int, name: bytes, size: int, now_s: float) -> int:
+        """Note a request for a chunk that the peer will have in a while; returns its number on this connection."""
+        number = self._number(name)
+        self.awaited[number] = Flight(attempt, ordinal, name, size, now_s, math.inf, self.received_bytes)
+        self.awaited_bytes += size
+        return number
+
+    def begin(self, number: int, now_s: float) -> None:
+        """Note that the peer has by now what was asked of it in advance: it is on its way, as if just asked for."""
+        flight = self.awaited.pop(number)
+        self.awaited_bytes -= flight.size
+        flight.sent_at_s = max(flight.sent_at_s, now_s - (self.min_rtt_s or FIRST_RTT_S))
+        flight.delivered_before = self.received_bytes
+        self._take_off(number, flight, now_s)
+
+    def _number(self, name: bytes) -> int:
         number = self.next_request
         self.next_request = (number + 1) & 0xFFFFFFFF
-        self.inflight_bytes += size
-        deadline = now_s + min(max(MIN_DEADLINE_S, 4 * self.expected_s(self.inflight_bytes)), MAX_DEADLINE_S)
-        self.flights[number] = Flight(attempt, ordinal, name, size, now_s, deadline, self.received_bytes)
         self.by_name[name] = number
         return number
+
+    def _take_off(self, number: int, flight: Flight, now_s: float) -> None:
+        self.inflight_bytes += flight.size
+        expected_s = self.expected_s(self.inflight_bytes)
+        flight.deadline_s = now_s + min(max(MIN_DEADLINE_S, 4 * expected_s), MAX_DEADLINE_S)
+        self.flights[number] = flight
+
+    def flight(self, number: int) -> Flight | None:
+        """The request of this number that has not been answered."""
+        return self.flights.get(number) or self.awaited.get(number)
 
     def expected_s(self, size: int) -> float:
         """Seconds in which `size` bytes asked for now should come."""
@@ -134,11 +169,17 @@ class Link:
 
     def land(self, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         """Close a request, by its chunk or without it. Returns None when there is no such request."""
-        flight = self.flights.pop(number, None)
+        flight = self.flight(number)
         if flight is None:
             return None
         if self.by_name.get(flight.name) == number:
             del self.by_name[flight.name]
+        if number in self.awaited:
+            del self.awaited[number]
+            self.awaited_bytes -= flight.size
+            self.received_bytes += flight.size if arrived else 0
+            return flight
+        del self.flights[number]
         self.inflight_bytes -= flight.size
         self.late_flights -= flight.late
         if arrived:

@@ -8,6 +8,7 @@ far end of what nobody has begun.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,18 @@ CLAIM_S: Final = 5.0
 
 MAX_CLAIMS: Final = 3
 """Claims on one chunk that are heeded: who claims and brings nothing delays it, and cannot keep it out."""
+
+RELIEF_S: Final = 1.0
+"""How long a border has nothing to do before it helps another of its site: what that one lacks is mostly on its way."""
+
+ENDGAME_S: Final = 0.5
+"""For so long nothing has come from other sites when the last chunks are taken from those they were dealt to."""
+
+RELIEF_SHARE: Final = 16
+"""Part of what another border has left that is taken over at one time."""
+
+LEFT_TO_OWNER: Final = 4
+"""Chunks that nobody steals from whom they were dealt to: they are under way, or as good as."""
 
 OUTSIDER_RANK: Final = 3
 """Members that are no border wait this many ranks more before they fetch across sites themselves."""
@@ -49,11 +62,16 @@ class Plan:
     mine: int = 0
     owned: int = 0
     dealt: int = 0  # ordinals that the two masks above have been worked out for
+    brought: dict[bytes, int] = field(default_factory=dict)  # border -> ordinals that it takes from the seed, all sites
+    columns: list[int] = field(default_factory=list)  # ordinals by the border of this site that they are dealt to
     alive: frozenset[bytes] = frozenset()
+    taken: int = 0  # ordinals that this node took over from other borders of its site, and claimed
     claimed: dict[int, float] = field(default_factory=dict)  # ordinal -> until when another border fetches it
     claims: Counter[int] = field(default_factory=Counter)  # ordinal -> how often it was claimed
     progress_s: dict[object, float] = field(default_factory=dict)  # border id, or owner site -> last new chunk
     began_s: float = 0.0
+    idle_since_s: float = math.inf  # since when this border has nothing left to fetch
+    came_s: float = math.inf  # when a chunk came last from another site
     patience_s: float = FIRST_PATIENCE_S  # mean time between two pieces of progress
     deviation_s: float = 0.0
 
@@ -72,12 +90,19 @@ class Plan:
             self.began_s = now_s
         if alive != self.alive:
             self.alive, self.dealt, self.mine, self.owned = alive, 0, 0, 0
+            self.brought.clear()
+        if not self.dealt:
+            self.columns = [0] * dealing.columns
         new = named & ~self.dealt
         for ordinal in iterate(new):
+            self.columns[dealing.column(ordinal)] |= 1 << ordinal
             if dealing.rank(ordinal, alive) == 0:
                 self.mine |= 1 << ordinal
             if dealing.site_rank(ordinal) == 0:
                 self.owned |= 1 << ordinal
+            bringer = dealing.bringer(ordinal)
+            if bringer is not None:
+                self.brought[bringer] = self.brought.get(bringer, 0) | 1 << ordinal
         self.dealt |= new
 
     def allowed(self, link: Link, site: str) -> int:
@@ -112,14 +137,33 @@ class Plan:
         self.patience_s += (interval - self.patience_s) / 8
         self.progress_s[who] = now_s
 
-    def claim(self, ordinals: int, until_s: float) -> None:
-        """Leave chunks to the one who claimed them until then; 0 gives them back to whom they were dealt."""
+    def to_come(self, node: bytes) -> int:
+        """Ordinals that this node brings into its site and that a border of another one takes from the seed.
+
+        None where the seed is at this site: all comes from there.
+        """
+        if self.seeds & self.alive and not self.seed_sites:
+            return 0
+        return self.brought.get(node, 0) & self.mine & ~self.owned
+
+    def brings_instead(self, node: bytes, ordinal: int, other: bytes | None) -> None:
+        """Note that a border will not take a chunk from the seed; `other` does, if anyone is known to."""
+        self.brought[node] = self.brought.get(node, 0) & ~(1 << ordinal)
+        if other is not None:
+            self.brought[other] = self.brought.get(other, 0) | 1 << ordinal
+
+    def claim(self, ordinals: int, until_s: float, by: bytes) -> None:
+        """Leave chunks to the one who claimed them until then; 0 gives them back to whom they were dealt.
+
+        Of two who claim the same at the same time, the one with the lesser id has it.
+        """
         dealing = self._dealing
         if dealing is None:
             return
         for ordinal in iterate(ordinals & self.dealt):
-            if until_s and self.claims[ordinal] >= MAX_CLAIMS:
+            if until_s and (self.claims[ordinal] >= MAX_CLAIMS or (self.taken >> ordinal & 1 and dealing.me < by)):
                 continue
+            self.taken &= ~(1 << ordinal)
             self.mine &= ~(1 << ordinal)
             if until_s:
                 self.claims[ordinal] += 1
@@ -159,6 +203,7 @@ class Plan:
                 if not late_borders[dealing.column(ordinal)]:
                     continue
                 self.mine |= bit
+                self.taken |= bit
                 yield ordinal
             if not self.owned & bit and not offered & bit and late_owners[ordinal % dealing.period]:
                 self.owned |= bit
@@ -179,23 +224,56 @@ class Plan:
     def _silent_s(self, who: object, now_s: float) -> float:
         return now_s - self.progress_s.get(who, self.began_s)
 
-    def steal(self, missing: int, offered: int, chance: Chance, now_s: float) -> int | None:
-        """A chunk that was dealt to others and that nobody has claimed, for a border with nothing left of its own.
+    def steal(self, free: int, chance: Chance, now_s: float) -> int | None:
+        """A chunk of `free` to take from the seed in place of a border of another site that has many left.
 
-        First one that only the seed has, then one that other borders of this site have yet to bring in. Taken at
-        random from the later half: their owners come from the other end, and other thieves choose too.
+        `free` are ordinals that only the seed has, neither here nor asked for. Of this node's own column alone: to
+        those who wait for it there the way is warm. Taken at random from the later half of what that border has left:
+        it comes from the other end, and other thieves choose too. The last few only once nothing has come for a while.
+        """
+        if self._dealing is None or free & self.mine & self.owned:
+            return None
+        free &= self.mine
+        most = max((free & brought for brought in self.brought.values()), key=int.bit_count, default=0)
+        ordinal = _late_one(most, chance, 0 if now_s - self.came_s >= ENDGAME_S else LEFT_TO_OWNER)
+        if ordinal is not None:
+            self.owned |= 1 << ordinal
+        return ordinal
+
+    def relieve(self, free: int, offered: int, chance: Chance, now_s: float) -> list[int]:
+        """Some of `free` to bring into this site in place of the border of it that has most left: claim them.
+
+        For a border that has had nothing left of its own for a while. `free` are ordinals neither here nor asked for
+        nor at this site, `offered` what seeds of this site and peers of others than the seed's offer.
         """
         dealing = self._dealing
-        if dealing is None or not dealing.is_border:
-            return None
-        claimed = bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
-        free = missing & self.dealt & ~claimed
-        for some in (free & ~offered, free & offered & ~self.mine):
-            ordinals = list(iterate(some))
-            if ordinals:
-                later = ordinals[len(ordinals) // 2 :]
-                ordinal = later[chance.randrange(len(later))]
-                self.mine |= 1 << ordinal
-                self.owned |= 1 << ordinal
-                return ordinal
+        if dealing is None or not dealing.is_border or free & self.mine:
+            self.idle_since_s = math.inf
+            return []
+        self.idle_since_s = min(self.idle_since_s, now_s)
+        free &= self.dealt & offered
+        idle_s = now_s - self.idle_since_s
+        if idle_s < RELIEF_S:
+            return []
+        spared = LEFT_TO_OWNER if idle_s < 2 * RELIEF_S else 0
+        free &= ~bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
+        most = max((free & column for column in self.columns), key=int.bit_count, default=0)
+        taken = []
+        for _ in range(max(1, most.bit_count() // RELIEF_SHARE)):
+            ordinal = _late_one(most, chance, spared)
+            if ordinal is None:
+                break
+            most &= ~(1 << ordinal)
+            taken.append(ordinal)
+        self.mine |= bits_of(taken)
+        self.taken |= bits_of(taken)
+        return taken
+
+
+def _late_one(of: int, chance: Chance, spared: int) -> int | None:
+    """One ordinal of the later half of some, at random; None when they are no more than `spared`."""
+    ordinals = list(iterate(of))
+    if len(ordinals) <= spared:
         return None
+    later = ordinals[len(ordinals) // 2 :]
+    return later[chance.randrange(len(later))]

@@ -89,7 +89,7 @@ class Dealing:
         self._owners = [index for index, entry in enumerate(roster) if entry.weight]
         self._site = next((index for index, entry in enumerate(roster) if entry.site == site), -1)
         self.borders: tuple[bytes, ...] = roster[self._site].borders if self._site >= 0 else ()
-        self._me = me
+        self.me = me
 
     @property
     def takes_part(self) -> bool:
@@ -99,7 +99,7 @@ class Dealing:
     @property
     def is_border(self) -> bool:
         """Whether this node brings chunks into its site."""
-        return self._me in self.borders
+        return self.me in self.borders
 
     def owns_any(self, site: str) -> bool:
         """Whether a site owns chunks."""
@@ -128,14 +128,21 @@ class Dealing:
         """
         before = 0
         for border in self._turn(ordinal):
-            if border == self._me:
+            if border == self.me:
                 return before
             before += border in alive
         return before
 
     def border(self, ordinal: int, alive: frozenset[bytes]) -> bytes | None:
         """The living border that brings the chunk into this node's site, None when all are dead."""
-        return next((border for border in self._turn(ordinal) if border in alive or border == self._me), None)
+        return next((border for border in self._turn(ordinal) if border in alive or border == self.me), None)
+
+    def bringer(self, ordinal: int) -> bytes | None:
+        """The border that takes the chunk from the seed into its owner site; None when no site owns it."""
+        if not self._order:
+            return None
+        borders = self._roster[self._order[ordinal % len(self._order)]].borders
+        return borders[ordinal // self.period % len(borders)] if borders else None
 
     @property
     def period(self) -> int:

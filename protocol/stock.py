@@ -93,6 +93,10 @@ class Stock:
         """Whether any series still lacks the chunk."""
         return any(ordinal not in series.have for series, ordinal in self._places.get(name, ()))
 
+    def lacking(self, name: bytes) -> list[tuple[Series, int]]:
+        """Where a chunk is missing: (series, ordinal)."""
+        return [(series, ordinal) for series, ordinal in self._places.get(name, ()) if ordinal not in series.have]
+
     def missing_size(self, name: bytes) -> int | None:
         """Sealed size of a chunk that some series lacks, None for any other."""
         sizes = (

@@ -260,7 +260,7 @@ class Swarm:
     def flight(self, number: int, request: int) -> tuple[bytes, int] | None:
         """(name, size) of the chunk asked under `request` on this link, None when there is no such request."""
         link = self.links.get(number)
-        flight = None if link is None else link.flights.get(request)
+        flight = None if link is None else link.flight(request)
         return None if flight is None else (flight.name, flight.size)
 
     def chunk_arrived(self, number: int, name: bytes, now_s: float, *, intact: bool, secure: bool) -> None:
@@ -283,7 +283,7 @@ class Swarm:
         """Report that the chunk of a `Serve` was handed to the network, or could not be."""
         link = self.links.get(number)
         if link is not None:
-            self.fetch.served(link.node, name)
+            self.fetch.serving.served(link.node, name)
 
     def chunk_not_kept(self, number: int, name: bytes, now_s: float) -> None:
         """Report an intact chunk that the store could not keep."""
@@ -334,7 +334,7 @@ class Swarm:
             self._effects.append(Dial(address))
         if len(connected) > FULL_MESH:
             for link in [link for link in self.connected() if link.dialled and link.node not in wanted]:
-                if now_s - link.since_s > LINGER_S and not link.flights:
+                if now_s - link.since_s > LINGER_S and not link.flights and not link.awaited:
                     self._effects.append(Send(link.number, Bye("not needed")))
                     self._hangup(link, "not needed")
 

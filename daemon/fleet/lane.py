@@ -13,7 +13,7 @@ from ...protocol.lane import HEADER_BYTES, LaneCodec
 
 _log: Final = structlog.get_logger(__name__)
 
-WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
+WRITE_HIGH_BYTES: Final = 256 * 1024
 """Bytes handed to the kernel's queue ahead of what it has taken; beyond it `send` waits."""
 
 

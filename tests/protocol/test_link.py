@@ -1,5 +1,7 @@
 """Links: windows, deadlines, strikes and what is remembered of a peer's word."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,35 @@ def test_the_window_holds_twice_what_fills_the_path(link):
     link.land(number, 0.2, arrived=True)
     assert link.goodput == pytest.approx(5e6)
     assert link.window_bytes() == pytest.approx(2 * 5e6 * 0.2, rel=0.01)
+
+
+def test_what_a_peer_has_yet_to_get_stays_outside_the_window_until_it_has_it(link):
+    link.measured_rtt(0.2)
+    number = link.expect(ATTEMPT, 7, b"name", MIN_WINDOW_BYTES, 1.0)
+    assert link.inflight_bytes == 0
+    assert not link.is_stuck
+    assert math.isinf(link.flight(number).deadline_s)
+    link.begin(number, 5.0)
+    assert link.awaited_bytes == 0
+    assert link.inflight_bytes == MIN_WINDOW_BYTES
+    assert 5.0 < link.flight(number).deadline_s < 5.0 + MAX_DEADLINE_S
+    link.land(number, 5.2, arrived=True)
+    assert link.goodput == pytest.approx(MIN_WINDOW_BYTES / 0.4), "as if asked for a round trip before"
+
+
+def test_what_comes_before_the_peer_has_said_so_measures_nothing(link):
+    number = link.expect(ATTEMPT, 7, b"name", CHUNK, 1.0)
+    assert link.land(number, 1.5, arrived=True).ordinal == 7
+    assert link.goodput == 0.0
+    assert (link.inflight_bytes, link.awaited_bytes, link.by_name) == (0, 0, {})
+
+
+def test_as_much_is_asked_for_in_advance_as_a_window_holds(link):
+    asked = 0
+    while link.has_room_to_await():
+        link.expect(ATTEMPT, asked, b"%032d" % asked, CHUNK, 0.0)
+        asked += 1
+    assert (asked - 1) * CHUNK < MIN_WINDOW_BYTES <= asked * CHUNK
 
 
 def test_our_own_queues_do_not_widen_the_window(link):

@@ -9,17 +9,21 @@ from patchswarm.protocol.link import Link
 from patchswarm.protocol.manifest import NodeRecord
 from patchswarm.protocol.picker import (
     CLAIM_S,
+    ENDGAME_S,
     FIRST_PATIENCE_S,
     LEAST_PATIENCE_S,
+    LEFT_TO_OWNER,
     MAX_CLAIMS,
     OUTSIDER_RANK,
+    RELIEF_S,
     Plan,
 )
-from patchswarm.protocol.ranges import iterate
+from patchswarm.protocol.ranges import bits_of, iterate
 from patchswarm.protocol.roster import Dealing, build_roster
 
 SEED = digest(b"seed")
-COUNT = 32
+OTHER = bytes(32)  # a lesser id than any
+COUNT = 64
 ALL = (1 << COUNT) - 1
 
 
@@ -83,7 +87,8 @@ def test_without_a_dealing_everyone_may_ask_everyone():
     late.deal(ALL, frozenset(), 0.0)
     assert late.allowed(link_to(SEED), "a") & ALL == ALL
     assert list(late.step_in(ALL, 0, 1000.0)) == []
-    assert late.steal(ALL, 0, random.Random(1), 0.0) is None
+    assert late.steal(ALL, random.Random(1), 0.0) is None
+    assert late.relieve(ALL, ALL, random.Random(1), 100.0) == []
 
 
 def test_when_a_border_dies_the_others_have_its_chunks_at_once():
@@ -144,7 +149,7 @@ def test_what_another_site_offers_is_not_taken_from_the_seed():
 def test_a_claim_keeps_a_chunk_for_the_one_who_claimed_it(plans):
     plan = plans[BORDERS["a"][0]]
     mine = plan.mine
-    plan.claim(mine, 10.0 + CLAIM_S)
+    plan.claim(mine, 10.0 + CLAIM_S, OTHER)
     assert plan.mine == 0
     assert list(plan.step_in(mine, 0, 10.0 + CLAIM_S - 0.1)) == []
     assert set(plan.step_in(mine, 0, 10.0 + CLAIM_S + 0.1)) == set(iterate(mine)), "it comes back when nothing came"
@@ -153,8 +158,8 @@ def test_a_claim_keeps_a_chunk_for_the_one_who_claimed_it(plans):
 def test_a_claim_that_is_given_back_is_back_at_once(plans):
     plan = plans[BORDERS["a"][0]]
     mine = plan.mine
-    plan.claim(mine, 10.0 + CLAIM_S)
-    plan.claim(mine, 0.0)
+    plan.claim(mine, 10.0 + CLAIM_S, OTHER)
+    plan.claim(mine, 0.0, OTHER)
     assert plan.mine == mine
 
 
@@ -162,7 +167,7 @@ def test_who_claims_and_claims_delays_a_chunk_and_cannot_keep_it_out(plans):
     plan = plans[BORDERS["a"][0]]
     mine, now_s = plan.mine, 0.0
     for _ in range(10):
-        plan.claim(ALL, now_s + CLAIM_S)
+        plan.claim(ALL, now_s + CLAIM_S, OTHER)
         now_s += CLAIM_S - 1
     list(plan.step_in(mine, 0, (MAX_CLAIMS + 1) * CLAIM_S))
     assert plan.mine & mine == mine
@@ -170,28 +175,84 @@ def test_who_claims_and_claims_delays_a_chunk_and_cannot_keep_it_out(plans):
 
 def test_a_claim_on_what_is_not_known_is_ignored(plans):
     plan = plans[BORDERS["a"][0]]
-    plan.claim(1 << 500, 100.0)
+    plan.claim(1 << 500, 100.0, OTHER)
     assert plan.claimed == {}
 
 
-def test_a_thief_takes_what_is_dealt_to_others_and_hands_it_back(plans):
+def test_a_thief_takes_from_the_seed_what_another_site_has_many_of_in_its_own_column(plans):
     plan = plans[BORDERS["a"][0]]
-    others = ALL & ~plan.mine
-    stolen = plan.steal(others, 0, random.Random(1), 0.0)
-    assert others >> stolen & 1
-    assert plan.mine >> stolen & 1
+    theirs = plan.mine & ~plan.owned
+    stolen = plan.steal(theirs, random.Random(1), 0.0)
+    assert stolen in list(iterate(theirs))[len(list(iterate(theirs))) // 2 :], "its owner comes from the other end"
     assert plan.owned >> stolen & 1
-    assert plan.release(stolen)
-    assert not plan.mine >> stolen & 1
 
 
-def test_a_thief_leaves_what_is_claimed_and_what_nobody_misses(plans):
+def test_nobody_steals_while_the_seed_has_chunks_of_its_own_for_it(plans):
+    plan = plans[BORDERS["a"][0]]
+    assert plan.steal(plan.mine, random.Random(1), 0.0) is None
+
+
+def test_the_last_few_are_left_to_their_owner_unless_nothing_comes(plans):
+    plan = plans[BORDERS["a"][0]]
+    few = bits_of(list(iterate(plan.mine & ~plan.owned))[:LEFT_TO_OWNER])
+    plan.came_s = 10.0
+    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S / 2) is None
+    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S) is not None
+
+
+def test_an_idle_border_relieves_the_one_of_its_site_with_most_left_and_can_hand_back(plans):
+    plan = plans[BORDERS["a"][0]]
+    slow = plans[BORDERS["a"][1]].mine
+    assert plan.relieve(slow, slow, random.Random(1), 0.0) == [], "it may be on its way"
+    taken = plan.relieve(slow, slow, random.Random(1), RELIEF_S)
+    assert taken
+    assert set(taken) <= set(iterate(slow))
+    assert plan.mine & bits_of(taken) == bits_of(taken)
+    assert plan.release(taken[0])
+    assert not plan.mine >> taken[0] & 1
+
+
+def test_nobody_relieves_another_with_work_of_its_own_or_of_what_is_claimed(plans):
     plan = plans[BORDERS["a"][0]]
     others = ALL & ~plan.mine
-    plan.claim(others, 10.0)
-    assert plan.steal(others, 0, random.Random(1), 5.0) is None
-    assert plan.steal(0, 0, random.Random(1), 50.0) is None
-    assert plan.steal(others, 0, random.Random(1), 50.0) is not None
+    plan.claim(others, 10.0, OTHER)
+    for now_s in (0.0, 5.0):
+        assert plan.relieve(others, others, random.Random(1), now_s) == []
+    assert plan.relieve(others | plan.mine, ALL, random.Random(1), 20.0) == []
+    for now_s in (20.0, 20.0 + RELIEF_S):
+        taken = plan.relieve(others, others, random.Random(1), now_s)
+    assert taken
+
+
+def test_of_two_who_claim_the_same_chunk_one_has_it(plans):
+    first, second = sorted(BORDERS["a"])[:2]
+    one, two = plans[first], plans[second]
+    slow = ALL & ~one.mine & ~two.mine
+    for now_s in (0.0, RELIEF_S):
+        by_one, by_two = (bits_of(plan.relieve(slow, slow, random.Random(1), now_s)) for plan in (one, two))
+    assert by_one & by_two
+    one.claim(by_two, 10.0, second)
+    two.claim(by_one, 10.0, first)
+    assert not one.mine & two.mine
+    assert (one.mine | two.mine) & (by_one | by_two) == by_one | by_two
+
+
+def test_what_other_borders_of_a_column_take_from_the_seed_is_to_come_from_them(plans):
+    for plan in plans.values():
+        to_come = [plan.to_come(node) for node in BORDERS["b"]]
+        assert sum(to_come) == plan.mine & ~plan.owned
+        assert sum(map(bool, to_come)) == 1, "a column has one border at each site"
+
+
+def test_a_chunk_that_another_takes_instead_is_to_come_from_that_one(plans):
+    plan = plans[BORDERS["a"][0]]
+    owner = next(node for node in BORDERS["b"] if plan.to_come(node))
+    ordinal = next(iterate(plan.to_come(owner)))
+    plan.brings_instead(owner, ordinal, OTHER)
+    assert not plan.to_come(owner) >> ordinal & 1
+    assert plan.to_come(OTHER) == 1 << ordinal
+    plan.brings_instead(OTHER, ordinal, None)
+    assert not plan.to_come(OTHER)
 
 
 def test_its_own_chunks_are_not_handed_back(plans):

@@ -191,6 +191,16 @@ def test_chunks_are_shared_evenly_among_sites_and_borders():
         assert set(by_border.values()) == {count // len(entry.borders)}
 
 
+def test_every_node_knows_which_border_takes_a_chunk_from_the_seed():
+    roster = build_roster(nodes_of(a=1, b=4, c=4, d=4), node_of(0))
+    for entry in roster[1:]:
+        for border in entry.borders:
+            view = Dealing(roster, entry.site, border)
+            for ordinal in range(64):
+                takes = view.site_rank(ordinal) == 0 and view.rank(ordinal, frozenset(entry.borders)) == 0
+                assert takes == (view.bringer(ordinal) == border)
+
+
 def test_a_border_owns_its_share_of_what_its_site_owns():
     """Columns are dealt so that the border that brings in an ordinal is spread over the ordinals its site owns too."""
     roster = build_roster(nodes_of(a=1, b=4, c=4), node_of(0))

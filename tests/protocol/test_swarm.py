@@ -163,7 +163,7 @@ def test_a_retry_voids_the_earlier_attempt_and_nothing_is_left_of_it():
     for host in world.hosts.values():
         assert not set(failed.chunks) & set(host.store), host
         assert failed.attempt not in host.swarm.fetch.stock.series
-        assert failed.attempt not in host.swarm.fetch._plans
+        assert host.swarm.fetch.plans.get(failed.attempt) is None
 
 
 def test_a_chunk_that_arrives_after_its_attempt_was_dropped_is_not_kept():
@@ -298,9 +298,10 @@ def test_every_request_is_answered_once_while_links_break_and_everyone_finishes(
     for host in world.hosts.values():
         for link in host.swarm.links.values():
             assert not link.flights, host
+            assert not link.awaited, host
             assert link.inflight_bytes == 0
             assert not link.by_name
-        assert not host.swarm.fetch._copies, host
+        assert host.swarm.fetch.serving.idle, host
 
 
 def test_damage_on_lanes_is_asked_again_over_tls_and_blames_nobody():

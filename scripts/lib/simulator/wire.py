@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OVERHEAD_BYTES: Final = 4 + 22 + 52
 """Around each control message: frame length, TLS 1.3 record, TCP and IP headers with timestamps."""
 
-WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
+WRITE_HIGH_BYTES: Final = 256 * 1024
 """As daemon/fleet/lane.py: bytes handed to the kernel ahead of what it has sent."""
 
 RESUME_S: Final = 1.0

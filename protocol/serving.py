@@ -1,0 +1,186 @@
+"""Serving: the answers to the requests of others: each gets its chunk or a reject, once.
+
+A chunk that is on its way here is not refused: the request waits for it, so that it leaves for the next site the
+moment it is verified, without a word between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from .effects import Effect, Send, Serve
+from .link import Link
+from .messages import Reason, Reject, Request
+from .stock import Stock
+
+MAX_COPIES: Final = 4
+"""Peers that one chunk is sent to at a time; others are told who they are, and ask those, or ask again."""
+
+CROSSING_S: Final = 1.5
+"""For so long a seed sends a chunk across to nobody else: who has it passes it on."""
+
+MAX_WAITING: Final = 256
+"""Requests of one peer that may wait for their chunks."""
+
+CHAIN_S: Final = 0.3
+"""A node that is this long behind with passing chunks on sends each to one peer only, from which others get it."""
+
+WAITING_S: Final = 10.0
+"""How long a request waits for its chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    link: int
+    request: Request
+    since_s: float
+
+
+@dataclass(slots=True)
+class _Passing:
+    since_s: float
+    left: int
+    """Copies that have to leave until it counts as passed on."""
+
+
+class Serving:
+    """Answers requests. `has` tells whether the chunk store holds a name, `brings` whether it is to come here soon."""
+
+    def __init__(
+        self,
+        stock: Stock,
+        links: Mapping[int, Link],
+        emit: Callable[[Effect], None],
+        has: Callable[[bytes], bool],
+        brings: Callable[[bytes], bool],
+        node: bytes,
+    ) -> None:
+        self._stock = stock
+        self._links = links
+        self._emit = emit
+        self._has = has
+        self._brings = brings
+        self._node = node
+        self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
+        self._sent: dict[bytes, tuple[bytes, float]] = {}  # chunk name -> node that this seed sent it to, and when
+        self._waiting: dict[bytes, list[_Waiting]] = {}  # chunk name -> requests for it, made before it came
+        self._passing: dict[bytes, _Passing] = {}  # chunks that others waited for and that are being sent, oldest first
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being sent, and nobody waits for a chunk."""
+        return not self._copies and not self._waiting and not self._passing
+
+    def asked(self, link: Link, request: Request, site: str, now_s: float) -> None:
+        """Answer a request of a peer; this node is at `site`."""
+        name = request.name
+        copies = self._copies.get(name, [])
+        if not self._has(name):
+            if self._brings(name) and self._waiting_for(link) < MAX_WAITING:
+                self._waiting.setdefault(name, []).append(_Waiting(link.number, request, now_s))
+            else:
+                self._emit(Send(link.number, Reject(request.request, Reason.MISSING)))
+        elif (other := self._crossed(link, name, site, now_s)) is not None:
+            self._emit(Send(link.number, Reject(request.request, Reason.BUSY, (other,))))
+        elif len(copies) >= MAX_COPIES:
+            self._emit(Send(link.number, Reject(request.request, Reason.BUSY, tuple(copies))))
+        else:
+            self._send(link, request)
+
+    def cancelled(self, link: Link, number: int) -> None:
+        """Let a request go that still waits for its chunk; one that does not is answered by the chunk."""
+        for name, waiting in self._waiting.items():
+            for each in waiting:
+                if each.link == link.number and each.request.request == number:
+                    waiting.remove(each)
+                    if not waiting:
+                        del self._waiting[name]
+                    self._emit(Send(link.number, Reject(number, Reason.BUSY)))
+                    return
+
+    def stored(self, name: bytes, now_s: float) -> None:
+        """A chunk is here: those who wait for it get it, as many at a time as may."""
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            return
+        if self.behind_s(now_s) > CHAIN_S:
+            first = max(waiting, key=lambda each: self._links[each.link].goodput)
+            waiting.remove(first)
+            self.refused(name, (self._links[first.link].node,))
+            waiting = [first]
+        self._passing[name] = _Passing(now_s, (len(waiting) + 1) // 2)
+        self._send_waiting(name, waiting)
+
+    def behind_s(self, now_s: float) -> float:
+        """How long ago the oldest chunk came here that most of those who waited for it still wait for."""
+        oldest = next(iter(self._passing.values()), None)
+        return 0.0 if oldest is None else now_s - oldest.since_s
+
+    def _send_waiting(self, name: bytes, waiting: list[_Waiting]) -> None:
+        while waiting and len(self._copies.get(name, ())) < MAX_COPIES:
+            first = waiting.pop(0)
+            self._send(self._links[first.link], first.request)
+        if waiting:
+            self._waiting[name] = waiting
+        else:
+            self._waiting.pop(name, None)
+
+    def refused(self, name: bytes, holders: tuple[bytes, ...] = ()) -> None:
+        """A chunk will not come here from the seed: those who wait for it are told to ask `holders`."""
+        for each in self._waiting.pop(name, ()):
+            self._emit(Send(each.link, Reject(each.request.request, Reason.BUSY, holders)))
+
+    def served(self, node: bytes, name: bytes) -> None:
+        """Note that a chunk of a `Serve` has left for a node, or will not."""
+        copies = self._copies.get(name, [])
+        if node in copies:
+            copies.remove(node)
+        if not copies:
+            self._copies.pop(name, None)
+        passing = self._passing.get(name)
+        if passing is not None:
+            passing.left -= 1
+            if passing.left <= 0:
+                del self._passing[name]
+        if name in self._waiting and self._has(name):
+            self._send_waiting(name, self._waiting[name])
+
+    def lost(self, link: Link) -> None:
+        """Forget what a link that is gone had asked for."""
+        for name in list(self._waiting):
+            left = [each for each in self._waiting[name] if each.link != link.number]
+            if left:
+                self._waiting[name] = left
+            else:
+                del self._waiting[name]
+        for name in list(self._copies):
+            while link.node in self._copies.get(name, ()):
+                self.served(link.node, name)
+        for name in [name for name in self._passing if name not in self._copies and name not in self._waiting]:
+            del self._passing[name]
+
+    def tick(self, now_s: float) -> None:
+        """Once a second: whoever has waited for long is told to ask elsewhere."""
+        for name in [name for name, (_, at_s) in self._sent.items() if now_s - at_s >= CROSSING_S]:
+            del self._sent[name]
+        for name in [name for name, waiting in self._waiting.items() if now_s - waiting[0].since_s >= WAITING_S]:
+            self.refused(name)
+
+    def _send(self, link: Link, request: Request) -> None:
+        self._copies.setdefault(request.name, []).append(link.node)
+        self._emit(Serve(link.number, request.request, request.name, request.secure))
+
+    def _waiting_for(self, link: Link) -> int:
+        return sum(each.link == link.number for waiting in self._waiting.values() for each in waiting)
+
+    def _crossed(self, link: Link, name: bytes, site: str, now_s: float) -> bytes | None:
+        """The other node that this seed has just sent the chunk across to, and from which it will spread."""
+        if link.site == site or not self._stock.is_seeding(name, self._node):
+            return None
+        node, at_s = self._sent.get(name, (link.node, now_s))
+        if node != link.node and now_s - at_s < CROSSING_S:
+            return node
+        self._sent[name] = (link.node, now_s)
+        return None

@@ -1,0 +1,170 @@
+"""Serving: every request is answered once, some of them not before their chunk has come."""
+
+import pytest
+
+from patchswarm.protocol.effects import Send, Serve
+from patchswarm.protocol.ids import digest
+from patchswarm.protocol.link import Link
+from patchswarm.protocol.messages import Reason, Reject, Request
+from patchswarm.protocol.serving import CHAIN_S, CROSSING_S, MAX_COPIES, MAX_WAITING, WAITING_S, Serving
+
+ME, CHUNK = digest(b"me"), digest(b"chunk")
+
+
+class Desk:
+    """A `Serving` with six peers of other sites, and what it wants done."""
+
+    def __init__(self, *, seeding=False):
+        self.effects, self.store, self.coming = [], set(), {CHUNK}
+        self.links = {number: Link(number, bytes(32), digest(b"%d" % number), True, 0.0, 0.0) for number in range(6)}
+        for number, link in self.links.items():
+            link.goodput = number * 1e6
+        self.serving = Serving(
+            self, self.links, self.effects.append, self.store.__contains__, self.coming.__contains__, ME
+        )
+        self._seeding = seeding
+
+    def is_seeding(self, *_):
+        return self._seeding
+
+    def ask(self, number, name=CHUNK, now_s=0.0, request=1):
+        self.serving.asked(self.links[number], Request(request, name), "here", now_s)
+
+    def come(self, name=CHUNK, now_s=0.0):
+        self.store.add(name)
+        self.serving.stored(name, now_s)
+
+    def leave(self, number, name=CHUNK):
+        self.serving.served(self.links[number].node, name)
+
+    def done(self):
+        done = self.effects[:]
+        self.effects.clear()
+        return done
+
+    def served_to(self):
+        return [effect.link for effect in self.done() if isinstance(effect, Serve)]
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+def refused(number, reason=Reason.BUSY, holders=()):
+    return Send(number, Reject(1, reason, tuple(holders)))
+
+
+def test_a_request_for_what_is_on_its_way_waits_and_is_served_when_it_comes(desk):
+    desk.ask(0)
+    assert desk.done() == []
+    desk.come()
+    assert desk.done() == [Serve(0, 1, CHUNK, False)]
+    desk.leave(0)
+    assert desk.serving.idle
+
+
+def test_a_request_for_what_is_not_to_come_is_rejected(desk):
+    desk.coming.clear()
+    desk.ask(0)
+    assert desk.done() == [refused(0, Reason.MISSING)]
+
+
+def test_those_who_wait_are_served_as_many_at_a_time_as_may(desk):
+    for number in range(6):
+        desk.ask(number)
+    desk.come()
+    assert desk.served_to() == list(range(MAX_COPIES))
+    desk.leave(0)
+    assert desk.served_to() == [MAX_COPIES]
+
+
+def test_who_asks_while_enough_copies_are_under_way_is_told_where(desk):
+    desk.come()
+    for number in range(MAX_COPIES + 1):
+        desk.ask(number)
+    *_, last = desk.done()
+    assert last == refused(MAX_COPIES, holders=[desk.links[number].node for number in range(MAX_COPIES)])
+
+
+def test_a_node_that_is_behind_sends_to_the_fastest_and_the_others_there(desk):
+    first, second = digest(b"first"), digest(b"second")
+    desk.coming.update({first, second})
+    desk.ask(0, first)
+    for number in (1, 4, 2):
+        desk.ask(number, second)
+    desk.come(first)
+    desk.come(second, 2 * CHAIN_S)
+    assert desk.serving.behind_s(2 * CHAIN_S) == 2 * CHAIN_S
+    sent = desk.done()
+    fastest = [desk.links[4].node]
+    assert sent == [Serve(0, 1, first, False), refused(1, holders=fastest), refused(2, holders=fastest), sent[-1]]
+    assert sent[-1] == Serve(4, 1, second, False)
+
+
+def test_a_node_is_behind_until_half_of_those_who_waited_have_theirs(desk):
+    for number in range(4):
+        desk.ask(number)
+    desk.come()
+    desk.leave(0)
+    assert desk.serving.behind_s(5.0) == 5.0
+    desk.leave(1)
+    assert desk.serving.behind_s(5.0) == 0.0
+
+
+def test_who_has_waited_for_long_is_sent_away(desk):
+    desk.ask(0)
+    desk.serving.tick(WAITING_S - 0.1)
+    assert desk.done() == []
+    desk.serving.tick(WAITING_S)
+    assert desk.done() == [refused(0)]
+    desk.come()
+    assert desk.done() == []
+
+
+def test_a_request_that_waits_can_be_taken_back(desk):
+    desk.ask(0)
+    desk.serving.cancelled(desk.links[0], 7)
+    assert desk.done() == []
+    desk.serving.cancelled(desk.links[0], 1)
+    assert desk.done() == [refused(0)]
+    assert desk.serving.idle
+
+
+def test_who_waits_is_told_who_has_it_instead(desk):
+    desk.ask(0)
+    desk.serving.refused(CHUNK, (desk.links[3].node,))
+    assert desk.done() == [refused(0, holders=[desk.links[3].node])]
+
+
+def test_one_peer_cannot_have_any_number_of_requests_wait(desk):
+    names = [digest(b"%d" % number) for number in range(MAX_WAITING + 1)]
+    desk.coming.update(names)
+    for name in names:
+        desk.ask(0, name)
+    assert desk.done() == [refused(0, Reason.MISSING)]
+
+
+def test_nothing_is_kept_of_a_link_that_is_gone(desk):
+    desk.ask(0)
+    desk.ask(1)
+    desk.come()
+    other = digest(b"other")
+    desk.coming.add(other)
+    desk.ask(0, other)
+    for number in (0, 1):
+        desk.serving.lost(desk.links.pop(number))
+    assert desk.serving.idle
+
+
+def test_a_seed_sends_a_chunk_across_once_and_says_to_whom():
+    desk = Desk(seeding=True)
+    desk.come()
+    desk.ask(0)
+    desk.ask(1, now_s=CROSSING_S / 2)
+    desk.ask(1, now_s=CROSSING_S)
+    assert desk.done() == [
+        Serve(0, 1, CHUNK, False),
+        refused(1, holders=[desk.links[0].node]),
+        Serve(1, 1, CHUNK, False),
+    ]
