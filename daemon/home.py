@@ -5,7 +5,7 @@ config.toml         see `config`
 keys/  0700         node.key node.crt ca.crt membership; on the head also ca.key publisher.key (all 0600)
 invites/  0700      one file per invite that this node gave out
 token*              bearer tokens of the local TCP socket (0600): token, token-publish, token-admin
-catalog.sqlite chunks/ slots/ patchswarm.sock lock
+catalog.sqlite catalog.signed chunks/ slots/ patchswarm.sock lock
 """
 
 from __future__ import annotations

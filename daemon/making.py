@@ -300,7 +300,7 @@ class Making:
     def _take_back(self, objects: list[Signed]) -> None:
         """Not announced yet: a restart must not find a version that its publisher was told has failed."""
         try:
-            self._desk.catalog.forget([name for _, name, _ in objects])
+            self._desk.catalog.forget([name for _, name, _ in objects], durable=True)
         except StorageError as error:
             _log.error("version that failed stays in the catalog", version=self._draft.version, reason=str(error))
 

@@ -78,9 +78,9 @@ async def serve(root: Path, config: Config, identity: Identity, manager: Service
             raise HomeError(str(error)) from None
         if rebuilt is not None:
             _log.error(
-                "the catalog was damaged and is made anew: what is missing in it comes from the other nodes",
+                "the catalog was damaged or lost and is made anew: what is missing in it comes from the other nodes",
                 reason=rebuilt.reason,
-                kept_as=str(rebuilt.kept_as),
+                kept_as=str(rebuilt.kept_as or ""),
                 objects=rebuilt.objects,
                 leases_lost=rebuilt.leases_lost,
             )

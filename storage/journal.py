@@ -1,42 +1,33 @@
 """The journal of a slot that is being written: which bytes no longer are what its state file says.
 
 An entry is appended before the bytes it names are touched, so after a crash of the process everything touched is
-listed. (After a crash of the machine nothing is believed without the digest table anyway.) An entry:
-
-    offset  bytes  contents
-    0       4      length N of the body, little-endian
-    4       4      low half of XXH3-64 of the body
-    8       N      MessagePack array of Touched
-
-With an undo journal, an entry also holds the old bytes where the new ones differ.
+listed. (After a crash of the machine nothing is believed without the digest table anyway.) An entry (see `entries`) is
+a MessagePack array of Touched. With an undo journal, it also holds the old bytes where the new ones differ.
 """
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import numpy as np
-import xxhash
 import zstandard
 
 from ..protocol.errors import MessageError
 from ..protocol.ids import Counter
 from ..protocol.packing import pack, unpack
+from .entries import LIMIT, framed, whole_entries
 from .errors import SlotStateError
 from .files import Files, named, read_at, remove_file, write_at
 from .mapped import Bytes
 
 WHOLE: Final = -1
 """As a size: the file was made, replaced or removed."""
-
-_HEADER: Final = struct.Struct("<II")
-_LIMIT: Final = 64 * 1024 * 1024
 
 
 class Touched(msgspec.Struct, frozen=True, array_like=True):
@@ -50,8 +41,7 @@ class Touched(msgspec.Struct, frozen=True, array_like=True):
 
 def encode_entry(touched: Sequence[Touched]) -> bytes:
     """Bytes of one entry."""
-    body = pack(list(touched))
-    return _HEADER.pack(len(body), xxhash.xxh3_64_intdigest(body) & 0xFFFFFFFF) + body
+    return framed(pack(list(touched)))
 
 
 class Journal:
@@ -102,11 +92,9 @@ def read_journal(path: Path, files: Files) -> list[Touched]:
     except FileNotFoundError:
         return found
     try:
-        at = 0
-        while (body := _read_entry(files, fd, at)) is not None:
-            at += _HEADER.size + len(body)
+        for body in whole_entries(partial(_read, files, fd)):
             try:
-                found.extend(unpack(body, list[Touched], limit=_LIMIT))
+                found.extend(unpack(body, list[Touched], limit=LIMIT))
             except MessageError as error:
                 raise SlotStateError(f"{path} has an entry that does not decode: {error}") from None
     finally:
@@ -114,17 +102,10 @@ def read_journal(path: Path, files: Files) -> list[Touched]:
     return found
 
 
-def _read_entry(files: Files, fd: int, at: int) -> bytes | None:
-    header = bytearray(_HEADER.size)
-    if read_at(files, fd, memoryview(header), at) != len(header):
-        return None
-    length, check = _HEADER.unpack(header)
-    if length > _LIMIT:
-        return None
-    body = bytearray(length)
-    if read_at(files, fd, memoryview(body), at + _HEADER.size) != length:
-        return None
-    return bytes(body) if xxhash.xxh3_64_intdigest(body) & 0xFFFFFFFF == check else None
+def _read(files: Files, fd: int, offset: int, size: int) -> bytearray:
+    data = bytearray(size)
+    del data[read_at(files, fd, memoryview(data), offset) :]
+    return data
 
 
 def difference(old: Bytes, new: Bytes) -> bytes:

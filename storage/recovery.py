@@ -1,6 +1,6 @@
-"""A damaged catalog, made anew from what can still be read of it and from the files around it.
+"""A damaged or lost catalog, made anew from what can still be read of it and from the files around it.
 
-Signed objects prove themselves and come again from peers, so what cannot be read of them is not lost. Marks must
+Signed objects are in the signed log too, and they prove themselves and come again from peers. Marks must
 not fall: each is the highest of what the old catalog and the slots' state files say. Leases must not be forgotten
 while their reader lives: where they cannot be read, every slot counts as read by someone who lost the lease.
 """
@@ -17,30 +17,33 @@ from typing import Any
 from ..protocol.errors import MessageError
 from ..protocol.ids import check_stream_name
 from ..protocol.messages import ObjectKind
-from .catalog import Catalog, LeaseRow, Mark
+from .catalog import Catalog, LeaseRow, Mark, log_path
 from .errors import CatalogError, HomeError, NotNewerError, SlotStateError
 from .files import Files, exists, remove_file, sync_folder
 from .leases import LeaseState
+from .signed_log import SETTING, SignedLog
 from .slot_dir import HOME_KEY, home_of
 from .state import Phase, SlotState, read_state
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What became of a damaged catalog."""
+    """What became of a damaged or lost catalog."""
 
     reason: str
-    kept_as: Path
-    """The damaged file, under its new name."""
+    kept_as: Path | None
+    """The damaged file, under its new name; None when there was none."""
     objects: int
-    """Signed objects that could still be read."""
+    """Signed objects that could still be read, from the file or from the signed log."""
     marks: int
     leases_lost: bool
     """Slots are retired once they are not current, because a reader may have them."""
 
 
 def open_catalog(path: Path, slot_dir: Path, files: Files | None = None) -> tuple[Catalog, Rebuilt | None]:
-    """The catalog at `path`; a damaged one is rebuilt and set aside. Raises CatalogError for one of a later format.
+    """The catalog at `path`; a damaged one is rebuilt and set aside, and so is one that is gone from beside its log.
+
+    Raises CatalogError for one of a later format.
 
     The new one is filled under another name and takes its place only when it is complete, so a crash on the way
     starts over or finishes, and never leaves marks behind.
@@ -49,16 +52,19 @@ def open_catalog(path: Path, slot_dir: Path, files: Files | None = None) -> tupl
     made = path.with_name(path.name + ".rebuilt")
     if exists(files, made) and not exists(files, path):
         files.rename(made, path)
-    try:
-        return Catalog(path, files), None
-    except CatalogError as error:
-        if error.later_format:
-            raise
-        reason = str(error)
+    if exists(files, path) or not exists(files, log_path(path)):
+        try:
+            return Catalog(path, files), None
+        except CatalogError as error:
+            if error.later_format:
+                raise
+            reason = str(error)
+    else:
+        reason = f"{path} is missing"
     draft = path.with_name(path.name + ".rebuilding")
     for leftover in (draft, made):
         _remove(files, leftover)
-    catalog = Catalog(draft, files)
+    catalog = Catalog(draft, files, logged=False)
     try:
         rebuilt = _fill(catalog, path, slot_dir, files, reason)
         catalog.fold()
@@ -66,7 +72,8 @@ def open_catalog(path: Path, slot_dir: Path, files: Files | None = None) -> tupl
         catalog.close()
     _remove(files, draft, but=draft)
     files.rename(draft, made)
-    _set_aside(files, path, rebuilt.kept_as)
+    if rebuilt.kept_as is not None:
+        _set_aside(files, path, rebuilt.kept_as)
     files.rename(made, path)
     sync_folder(files, path.parent)
     return Catalog(path, files), rebuilt
@@ -98,12 +105,18 @@ def _fill(catalog: Catalog, damaged: Path, slot_dir: Path, files: Files, reason:
     for row in _salvage(damaged, "objects", 3):
         with suppress(ValueError, TypeError):
             objects[bytes(row[0])] = (ObjectKind(row[1]), bytes(row[0]), bytes(row[2]))
+    settings = {row[0]: row[1] for row in _salvage(damaged, "settings", 2) if [*map(type, row)] == [str, bytes]}
+    for entry in SignedLog(log_path(damaged), files).read().values():
+        if entry.what == SETTING:
+            settings.setdefault(entry.name.decode(), entry.data)
+        else:
+            with suppress(ValueError):
+                objects.setdefault(entry.name, (ObjectKind(entry.what), entry.name, entry.data))
     catalog.put_objects(objects.values())
-    for row in _salvage(damaged, "settings", 2):
-        if isinstance(row[0], str) and isinstance(row[1], bytes):
-            catalog.put(row[0], row[1])
+    for key, value in settings.items():
+        catalog.put(key, value)
     home = home_of(slot_dir, files)
-    if home is not None:
+    if home is not None and HOME_KEY not in settings:
         catalog.put(HOME_KEY, home)
     marks = _marks(damaged, states)
     for stream, mark in marks.items():
@@ -124,7 +137,9 @@ def _fill(catalog: Catalog, damaged: Path, slot_dir: Path, files: Files, reason:
                     files.boot_id(),
                 )
             )
-    return Rebuilt(reason, _free_name(files, damaged), len(objects), len(marks), lost)
+    there = any(exists(files, Path(f"{damaged}{suffix}")) for suffix in ("", "-wal"))
+    kept_as = _free_name(files, damaged) if there else None
+    return Rebuilt(reason, kept_as, len(objects), len(marks), lost)
 
 
 def _slot_states(files: Files, slot_dir: Path) -> Iterator[SlotState]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.packing import unpack
 from patchswarm.storage.journal import WHOLE, Touched, encode_entry
+from patchswarm.storage.signed_log import FORGOTTEN, SETTING, Entry, decode_log, encode_log
 from patchswarm.storage.slot_dir import Marker, decode_marker, encode_marker
 from patchswarm.storage.state import Phase, SlotState, decode_state, encode_state
 
@@ -39,7 +40,14 @@ _ENTRY = [
     Touched("config.json", 0, WHOLE),
 ]
 
+_LOG = [
+    Entry(3, digest(b"object"), b"signed bytes"),
+    Entry(FORGOTTEN, digest(b"older object")),
+    Entry(SETTING, b"base/ab12", b"/models/base"),
+]
+
 EXAMPLES = {
+    "signed-log": Example(_LOG, encode_log, decode_log),
     "slot-state": Example(_STATE, encode_state, lambda data: decode_state(data, Path("state"))),
     "journal-entry": Example(_ENTRY, encode_entry, lambda data: unpack(data[8:], list[Touched])),
     "slot-marker": Example(

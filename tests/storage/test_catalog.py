@@ -98,21 +98,28 @@ def test_threads_may_share_a_catalog(catalog):
 class Watched(Files):
     def __init__(self):
         self.levels = []
+        self.syncs = 0
+
+    def sync(self, fd):
+        self.syncs += 1
+        super().sync(fd)
 
     def commit(self, database):
         self.levels.append(database.execute("PRAGMA synchronous").fetchone()[0])
         super().commit(database)
 
 
-def test_objects_marks_and_settings_are_synced_and_leases_are_not(tmp_path):
+def test_objects_and_settings_are_synced_in_the_log_marks_in_the_database_and_leases_nowhere(tmp_path):
     files = Watched()
     catalog = Catalog(tmp_path / "c", files)
     files.levels.clear()
+    files.syncs = 0
     catalog.put_objects(ITEMS)
-    catalog.raise_mark("s", 1, 1, M1)
     catalog.put("k", b"v")
+    assert files.syncs == 2
+    catalog.raise_mark("s", 1, 1, M1)
     catalog.put_lease(LeaseRow("a", "qwen", 1, 2, M1, 12.5, 0, b"boot"))
-    assert files.levels == [2, 2, 2, 1]
+    assert (files.syncs, files.levels) == (2, [1, 1, 2, 1])
     catalog.close()
 
 

@@ -73,7 +73,8 @@ class World:
         return TRANSITIONS[key]
 
     def close(self):
-        self.stream.catalog.close()
+        with suppress(Stopped):  # a killed process closes nothing by itself
+            self.stream.catalog.close()
 
     def commit(self, old, new):
         building = self.build(old, new)

@@ -74,7 +74,7 @@ def test_slots_set_aside_what_a_version_takes_beside_them_and_begin_takes_it_ove
     slots.set_aside(size)
     assert space.free_bytes(tmp_path) == size, "a directory is being written: none is needed beside it"
     building.abort()
-    with pytest.raises(NoSpaceError, match="needs .*: free some"):
+    with pytest.raises(NoSpaceError, match=r"needs .*: free some"):
         slots.set_aside(size + 1)
     slots.set_aside(1)
     slots.set_aside(0)
