@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from . import governing, membership, weights
+from . import governing, inspecting, membership, weights
 from .errors import DaemonError
 from .exits import Exit, table
 from .local.gateway.command import gateway
@@ -82,6 +82,7 @@ for _command in (
     weights.versions,
     weights.verify,
     weights.peers,
+    inspecting.inspect,
     gateway,
     write_deltas,
 ):
