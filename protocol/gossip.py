@@ -199,6 +199,17 @@ class Gossip:
         words += [self._bodies[name] for name in bodies & announced if name in self._bodies]
         return sorted(words)
 
+    def introductions(self) -> list[tuple[ObjectKind, bytes]]:
+        """Kind and signed bytes of what leads to each stream in a mirror: its record, and the mirror's."""
+        streams = {(record.stream, record.epoch) for record in self.mirrors.values()}
+        words = [self._set[name] for name in self._mirror_digests.values()]
+        for kind, data in self._set.values():
+            if kind is ObjectKind.STREAM:
+                record = peek(data, StreamRecord)
+                if (record.stream, record.epoch) in streams:
+                    words.append((kind, data))
+        return sorted(words)
+
     # -- learning -------------------------------------------------------------------------------------------
 
     def learn(self, kind: ObjectKind, data: bytes) -> Learned | None:

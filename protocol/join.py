@@ -8,6 +8,7 @@
                                    ◄────────   Authority: CA certificate, fresh challenge
       Enrol: invite, secret, proof ────────►
                                    ◄────────   Welcome, or Refusal
+                                   ◄────────   after a Welcome: Introductions, until the end
 
 The secret therefore only ever reaches the node that made it. The proof is a signature by the joiner's new key
 over the challenge and both ends, so nobody gets a certificate for a key that is not theirs.
@@ -25,9 +26,11 @@ import msgspec
 from .errors import MessageError, ProtocolError
 from .ids import Digest, Key, digest
 from .manifest import Address
+from .messages import ObjectKind
 from .packing import pack, unpack, unpack_as
 
 TOKEN_VERSION: Final = 1
+MAX_INTRODUCTIONS: Final = 128
 MAX_JOIN_BYTES: Final = 4096
 """Longest message of this exchange; it is spoken with strangers."""
 
@@ -135,6 +138,13 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reason: Reason
 
 
+class Introduction(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A signed object that lets a new member find a stream in a mirror, though it never reaches another node."""
+
+    kind: ObjectKind
+    data: Annotated[bytes, msgspec.Meta(min_length=65, max_length=1024)]
+
+
 class Possession(msgspec.Struct, frozen=True, array_like=True):
     """Says, signed with `node_key`, that the joiner holds that key and means this very exchange."""
 
@@ -146,7 +156,7 @@ class Possession(msgspec.Struct, frozen=True, array_like=True):
     node_key: Key
 
 
-JoinMessage = Authority | Enrol | Welcome | Refusal
+JoinMessage = Authority | Enrol | Welcome | Refusal | Introduction
 
 
 def encode_join(message: JoinMessage) -> bytes:

@@ -24,8 +24,10 @@ from ...protocol.errors import MessageError, ProtocolError
 from ...protocol.framing import FrameDecoder, encode_frame
 from ...protocol.ids import digest, short
 from ...protocol.join import (
+    MAX_INTRODUCTIONS,
     Authority,
     Enrol,
+    Introduction,
     JoinMessage,
     Possession,
     Reason,
@@ -38,8 +40,12 @@ from ...protocol.join import (
     encode_join,
     encode_token,
 )
+from ...protocol.manifest import MirrorRecord, StreamRecord
 from ...protocol.members import verify_membership
-from ...protocol.signed import peek, sign, verify
+from ...protocol.messages import ObjectKind
+from ...protocol.signed import Signable, object_digest, peek, sign, verify
+from ...storage.catalog import Catalog
+from ...storage.errors import StorageError
 from .. import config as configuration
 from ..config import Config
 from ..errors import BadInputError, DaemonError, RefusedError, UnreachableError
@@ -50,6 +56,9 @@ from .identity import Identity
 
 EXCHANGE_TIMEOUT_S: Final = 10.0
 """Longest that either side waits for the other to finish the exchange."""
+
+TAIL_TIMEOUT_S: Final = 2.0
+"""How long a new member waits for what follows its Welcome."""
 
 _READ_BYTES: Final = 4096
 _ATTEMPTS: Final = 3
@@ -78,6 +87,8 @@ class Issuer:
     invites: Path
     seeds: tuple[str, ...]
     now: Callable[[], dt.datetime] = _utc_now
+    introduce: Callable[[], list[tuple[ObjectKind, bytes]]] = list
+    """What a new member is told of besides: signed objects, in the order in which it can believe them."""
 
     @classmethod
     def of(cls, home: Home, identity: Identity, config: Config) -> Issuer:
@@ -137,6 +148,9 @@ async def serve_join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
             if request is not None:  # else it only came for the certificate
                 answer = await asyncio.to_thread(issuer.answer, request, challenge)
                 await _send(writer, answer)
+                if isinstance(answer, Welcome):
+                    for kind, data in issuer.introduce()[:MAX_INTRODUCTIONS]:
+                        await _send(writer, Introduction(kind, data))
                 if isinstance(answer, Refusal):
                     _log.warning("join refused", why=answer.reason.name.lower())
             writer.close()
@@ -179,7 +193,21 @@ async def join(
     except TokenError as error:
         raise BadInputError(str(error)) from None
     with home.making():
-        return await _join(token, home, site, listen, advertise, storage or {})
+        joined, introductions = await _join(token, home, site, listen, advertise, storage or {})
+    await asyncio.to_thread(_remember, home, introductions)
+    return joined
+
+
+def _remember(home: Home, introductions: list[Introduction]) -> None:
+    """Have the daemon find in its catalog what this node was told of; it verifies everything that it finds there."""
+    kinds: dict[ObjectKind, type[Signable]] = {ObjectKind.STREAM: StreamRecord, ObjectKind.MIRROR: MirrorRecord}
+    with contextlib.suppress(StorageError):  # gossip brings it as well
+        catalog = Catalog(home.catalog)
+        try:
+            known = [each for each in introductions if each.kind in kinds]
+            catalog.put_objects([(each.kind, object_digest(each.data, kinds[each.kind]), each.data) for each in known])
+        finally:
+            catalog.close()
 
 
 async def _join(
@@ -189,7 +217,7 @@ async def _join(
     listen: str | None,
     advertise: tuple[str, ...],
     storage: Mapping[str, object],
-) -> Joined:
+) -> tuple[Joined, list[Introduction]]:
     settings: dict[str, object] = {"site": site}
     if listen is not None:
         settings["listen"] = listen
@@ -200,7 +228,7 @@ async def _join(
     )  # first: what is wrong in it must not cost the invite
     node_key = Ed25519PrivateKey.generate()
     address, ca_certificate = await _find_issuer(token)
-    welcome, own_host = await _enrol(token, address, ca_certificate, node_key)
+    welcome, introductions, own_host = await _enrol(token, address, ca_certificate, node_key)
     certificates = check_issued(
         welcome.certificate, welcome.membership, node_key.public_key().public_bytes_raw(), ca_certificate
     )
@@ -209,7 +237,7 @@ async def _join(
         settings["advertise"] = (format_address(own_host, parse_address(config.node.listen)[1]),)
     settings["seeds"] = welcome.seeds or token.addresses
     config = configuration.write(home, {"node": settings, "storage": storage})
-    return Joined(authority.node_id(node_key.public_key().public_bytes_raw()), config, address)
+    return Joined(authority.node_id(node_key.public_key().public_bytes_raw()), config, address), introductions
 
 
 async def _find_issuer(token: Token) -> tuple[str, x509.Certificate]:
@@ -232,8 +260,8 @@ async def _find_issuer(token: Token) -> tuple[str, x509.Certificate]:
 
 async def _enrol(
     token: Token, address: str, ca_certificate: x509.Certificate, node_key: Ed25519PrivateKey
-) -> tuple[Welcome, str]:
-    """The issuer's Welcome, and this host's own address on that connection.
+) -> tuple[Welcome, list[Introduction], str]:
+    """The issuer's Welcome, what it tells of besides, and this host's own address on that connection.
 
     A connection that breaks is tried again: the issuer answers the same key again without spending the invite.
     """
@@ -248,16 +276,17 @@ async def _enrol(
                 public_key = node_key.public_key().public_bytes_raw()
                 possession = Possession(greeting.challenge, token.authority, token.issuer, token.invite, public_key)
                 await _send(writer, Enrol(token.invite, token.secret, sign(possession, node_key)))
-                answer = await _receive(reader)
-                if answer is None:
+                answers = await _receive_all(reader)
+                if not answers:
                     raise ConnectionResetError("it hung up without an answer")
                 own_host = str(writer.get_extra_info("sockname")[0])
         except UnreachableError:
             if not left:
                 raise
             continue
+        answer = answers[0]
         if isinstance(answer, Welcome):
-            return answer, own_host
+            return answer, [each for each in answers if isinstance(each, Introduction)], own_host
         reason = answer.reason if isinstance(answer, Refusal) else Reason.MALFORMED
         raise RefusedError(_REFUSALS[reason])
     raise AssertionError("unreachable")
@@ -323,3 +352,24 @@ async def _receive(reader: asyncio.StreamReader) -> JoinMessage | None:
     if decoder.at_boundary():
         return None
     raise ConnectionResetError("the connection ended within a message")
+
+
+async def _receive_all(reader: asyncio.StreamReader) -> list[JoinMessage]:
+    """Every message until the end of the connection, none at a clean end. Raises ProtocolError or OSError.
+
+    Only the first one counts: those behind it may be cut short, or take too long, without harm.
+    """
+    decoder, messages = FrameDecoder(), list[JoinMessage]()
+    try:
+        async with asyncio.timeout(EXCHANGE_TIMEOUT_S) as limit:
+            while len(messages) <= MAX_INTRODUCTIONS and (data := await reader.read(_READ_BYTES)):
+                for frame in decoder.feed(data):
+                    messages.append(decode_join(frame))  # one by one: what came before a bad one stays
+                if messages:
+                    limit.reschedule(asyncio.get_running_loop().time() + TAIL_TIMEOUT_S)
+    except (ProtocolError, OSError):  # a TimeoutError is an OSError
+        if not messages:
+            raise
+    if not messages and not decoder.at_boundary():
+        raise ConnectionResetError("the connection ended within a message")
+    return messages

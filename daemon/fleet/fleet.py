@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -112,7 +112,7 @@ class Fleet:
         self.blocks = BlockDesk(self.swarm, self._carry_out, self._now)
         self.node = identity.node_id
         self.peers: dict[int, Peer] = {}
-        self._issuer = issuer
+        self._issuer = replace(issuer, introduce=self.swarm.gossip.introductions)
         self._joiners = 0
         self._store = store
         self._catalog = catalog

@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -34,8 +35,10 @@ from patchswarm.protocol.join import (
     encode_join,
     encode_token,
 )
-from patchswarm.protocol.manifest import Membership
+from patchswarm.protocol.manifest import Membership, StreamRecord
+from patchswarm.protocol.messages import ObjectKind
 from patchswarm.protocol.signed import sign, verify
+from patchswarm.storage.catalog import Catalog
 
 HOUR_S = 3600.0
 
@@ -113,6 +116,43 @@ async def test_one_line_makes_a_host_a_member(head, home):
         classes = [await listener.accepted.get() for _ in range(3)]
         writer.close()
         assert classes == [tls.Joiner(), tls.Joiner(), tls.Member(own.node_public_key)]
+
+
+RECORD = ObjectKind.STREAM, sign(StreamRecord("qwen", 1, bytes(32)), Ed25519PrivateKey.generate())
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([RECORD], [RECORD]),
+        ([RECORD, (ObjectKind.STREAM, bytes(1025))], [RECORD]),
+        ([(ObjectKind.NODE, RECORD[1]), RECORD], [RECORD]),
+        ([RECORD] * 1000, [RECORD]),
+    ],
+    ids=["a record", "one that is too long behind it", "one of a kind that is told by gossip", "too many"],
+)
+async def test_what_the_head_tells_of_besides_is_kept_for_the_daemon_to_judge(head, home, told, kept):
+    issuer = replace(Issuer.of(head.home, head.identity, head.config), introduce=lambda: told)
+    async with serving(head, issuer):
+        await enrol.join(invite(head), home, site="b")
+    catalog = Catalog(home.catalog)
+    assert [(kind, data) for kind, _, data in catalog.objects()] == kept
+    catalog.close()
+
+
+async def test_a_head_that_stays_on_the_line_after_its_welcome_is_hung_up_on(head, home, monkeypatch):
+    monkeypatch.setattr(enrol, "TAIL_TIMEOUT_S", 0.05)
+    issuer, stays = Issuer.of(head.home, head.identity, head.config), asyncio.Event()
+
+    async def answer(reader, writer):
+        monkeypatch.setattr(writer, "wait_closed", stays.wait)
+        monkeypatch.setattr(writer, "close", lambda: None)
+        await enrol.serve_join(reader, writer, issuer)
+
+    async with listening(head.identity, head.port, answer):
+        await enrol.join(invite(head), home, site="b")
+        stays.set()
+    assert home.is_initialised()
 
 
 async def test_the_private_key_never_leaves_the_joiner(head, home):

@@ -255,6 +255,7 @@ EXAMPLES: dict[str, Example] = {
     "join-authority": joining(join.Authority(b"a certificate, DER", bytes(32))),
     "join-enrol": joining(join.Enrol(bytes(range(8)), CHUNK_KEY, sign(POSSESSION, NODE))),
     "join-welcome": joining(join.Welcome(b"a certificate, DER", sign(MEMBERSHIP, CA), ("192.0.2.1:7700",))),
+    "join-introduction": joining(join.Introduction(ObjectKind.STREAM, sign(STREAM, CA))),
     "join-refusal": joining(join.Refusal(join.Reason.EXPIRED)),
     "message-hello": message(Hello(1, sign(RECORD, NODE))),
     "message-ping": message(Ping(1_234_567)),

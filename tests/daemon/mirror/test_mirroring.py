@@ -16,7 +16,9 @@ from support.streams import model, read_tree, write_tree
 from patchswarm.daemon import beacons
 from patchswarm.daemon import node as node_module
 from patchswarm.daemon.config import Config, Mirror
+from patchswarm.daemon.fleet import enrol
 from patchswarm.daemon.fleet.identity import Identity
+from patchswarm.daemon.home import Home
 from patchswarm.daemon.mirror import reader, writer
 from patchswarm.protocol import mirrored
 from patchswarm.protocol.errors import SealError
@@ -189,6 +191,21 @@ async def test_a_member_that_kept_nothing_but_its_catalog_gets_the_weights_from_
         shutil.rmtree(member[0].root / lost)
     async with Single(*member).running() as cut_off:
         assert whole(root, 1, await cut_off.committed(STREAM, 2))
+
+
+async def test_a_node_that_joined_and_never_reached_anybody_gets_the_weights(root, place):
+    head_home, head_config = a_head(root, place)
+    async with Single(head_home, head_config).running() as head:
+        await published(head, root, 0)
+        await mirrored_up_to(head, 1)
+        home = Home.at(root / "newcomer")
+        token = enrol.invite(head_home, head.identity, head_config, ttl_s=60)
+        joined = await enrol.join(token, home, site="b", listen="", storage={"slot_dir": str(root / "slots")})
+        await published(head, root, 1)
+        await mirrored_up_to(head, 2)
+    async with Single(home, mirroring(joined.config, place.read)).running() as newcomer:
+        assert whole(root, 1, await newcomer.committed(STREAM, 2))
+        assert not list(newcomer.fleet.swarm.connected())
 
 
 async def test_a_member_that_runs_hears_of_new_versions_when_it_is_cut_off(root, place, monkeypatch):
