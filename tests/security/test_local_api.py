@@ -75,9 +75,7 @@ async def test_without_a_token_nothing_is_answered(tmp_path, root, method, path,
 
 
 @pytest.mark.parametrize(("method", "path", "right"), RAISES, ids=str)
-async def test_another_user_on_the_socket_has_what_the_configuration_says(
-    tmp_path, root, monkeypatch, method, path, right
-):
+async def test_another_user_on_the_socket_has_what_is_configured(tmp_path, root, monkeypatch, method, path, right):
     monkeypatch.setattr(rights, "_user", lambda _: 54321)
     for others in (Right.READ, Right.PUBLISHER, Right.NONE):
         async with api(tmp_path, root, others=others) as running:

@@ -2,11 +2,13 @@
 
 import asyncio
 
+import msgspec
 import pytest
-from daemon.nodes import free_port, make_head
+from daemon.nodes import Head, free_port, make_head, make_member
 from daemon.single import Single, until
 from support.checkpoints import files_of
 
+from patchswarm.daemon.config import Stream
 from patchswarm.daemon.errors import NotRisingError, RefusedError
 from patchswarm.daemon.fleet import governing
 from patchswarm.daemon.fleet.identity import PUBLISHER_KEY, Identity
@@ -118,3 +120,31 @@ async def test_a_rotation_that_was_cut_short_is_finished_by_the_next(root, check
 def _newest(node, stream="qwen"):
     header = node.fleet.swarm.gossip.head_header(stream)
     return header.epoch, header.version
+
+
+async def test_a_lost_ca_is_replaced_by_a_new_cluster_and_nothing_is_transferred(head, fleet, root, checkpoints):
+    """As docs/security.md says: a new `init`, `publish --base`, and new homes that name their old slots."""
+    directory = next(checkpoints)
+    await head.publish("qwen", directory)
+    member = await fleet()
+    old = await member.committed("qwen", 1)
+    await head.stop()
+    await member.stop()
+
+    made = make_head(root / "new-head")
+    async with Single(made.home, made.config).running() as new_head:
+        await new_head.publish("qwen", directory, register_only=True)
+        home = make_member(Head(made.home, made.config, made.identity), root / "new-member")
+        replace = msgspec.structs.replace
+        config = replace(
+            made.config,
+            node=replace(made.config.node, listen="", advertise=(), seeds=(made.config.node.listen,)),
+            local=replace(made.config.local, socket=home.root / "s"),
+            storage=replace(made.config.storage, slot_dir=home.root / "slots"),
+            stream={"qwen": Stream(base=old.path)},
+        )
+        async with Single(home, config).running() as again:
+            slot = await again.committed("qwen", 1)
+            assert same_files(slot, directory)
+            sent = new_head.fleet.tally.sent_bytes
+            assert sum(sent.values()) < old.layout.size / 10, "lists only"
