@@ -312,6 +312,13 @@ class NodeService:
         replica.slot_freed()
 
     async def _take_lease(self, replica: Replica, version: int | None, ttl_s: float, *, durable: bool) -> Lease:
+        try:
+            # A thread's turn may take longer to come than the lease itself takes.
+            at_once = replica.slots.try_lease(version, ttl_s, time.time(), durable=durable)
+        except SlotGoneError as error:
+            raise UnknownVersionError(str(error)) from None
+        if at_once is not None:
+            return at_once
         taking = asyncio.ensure_future(
             asyncio.to_thread(replica.slots.lease, version, ttl_s, time.time(), durable=durable)
         )

@@ -97,6 +97,14 @@ class Catalog:
             error.later_format = True
             raise error
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether another thread is in the middle of a transaction, which may wait for a disk."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        self._lock.release()
+        return False
+
     def close(self) -> None:
         """Close the database."""
         with self._lock:

@@ -297,6 +297,15 @@ class SlotTable:
         with self._lock:
             return self._book.count()
 
+    def try_lease(self, version: int | None, ttl_s: float, now: float, *, durable: bool = True) -> Lease | None:
+        """The same without waiting for another thread, as an event loop may call it; None when it would have to."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return None if durable and self._catalog.is_busy else self.lease(version, ttl_s, now, durable=durable)
+        finally:
+            self._lock.release()
+
     def renew(self, id: str, ttl_s: float, now: float) -> Lease:  # noqa: A002 - the API's own word
         """Extend a lease to `ttl_s` seconds from `now`. Raises UnknownLeaseError, LeaseGoneError."""
         with self._lock:

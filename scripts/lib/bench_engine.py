@@ -28,6 +28,7 @@ from trainer import Tensor, write_safetensors
 
 from patchswarm.daemon.local.applying import apply_delta
 from patchswarm.daemon.local.connection import DaemonAddress, stream_path
+from patchswarm.daemon.local.delta_file import Delta
 
 HERE = Path(__file__).parent
 MIB = 1024 * 1024
@@ -105,13 +106,18 @@ class Bench:
         before = model(size_mib)
         directory = self.publish(before, LARGE)
         held = {name: tensor.clone() for name, tensor in load_file(directory / "model.safetensors").items()}
+        made = []
         for number, share in enumerate(APPLY, 1):
             after = step(before, share, number)
-            self._step(number, share, after, held)
+            made.append((share, after, *self._fetch(number, share, after)))
             before = after
+        self.head.stop()  # what it does in the background is not what is measured
+        for share, after, path, delta in made:
+            self._apply(share, after, path, delta, held)
+        self.head.start()
 
-    def _step(self, number: int, share: float, after: Model, held: dict[str, torch.Tensor]) -> None:
-        """Publish the version after `number` and bring `held` to it."""
+    def _fetch(self, number: int, share: float, after: Model) -> tuple[Path, Delta]:
+        """Publish the version after `number`; its file, and the delta that leads there."""
         client = self.head.client
         with client.lease(LARGE, number, ttl_s=600):
             path = self.publish(after, LARGE) / "model.safetensors"
@@ -120,22 +126,27 @@ class Bench:
             delta = fetch()
             made_s = time.perf_counter() - begun
             again_s = best_s(fetch, self.rounds)
-        apply = partial(apply_delta, held, delta)
+        size = f"{delta.body.nbytes / MIB:.1f} MiB"
+        self.say(f"{share:.1%} step: delta made and fetched, {size}", f"{made_s * 1e3:.0f} ms")
+        self.say(f"{share:.1%} step: fetched again", f"{again_s * 1e3:.1f} ms")
+        return path, delta
+
+    def _apply(self, share: float, after: Model, path: Path, delta: Delta, held: dict[str, torch.Tensor]) -> None:
+        """Bring `held` to the version of `after`, in place and by loading it."""
+        apply, load = partial(apply_delta, held, delta), partial(load_into, held, path)
         apply()  # compiles
-        load = partial(load_into, held, path)
         # In turns, so that what else the machine does falls on both alike.
         taken_s = np.array([(best_s(apply, 1), best_s(load, 1)) for _ in range(self.rounds)])
         applied_s, full_s = np.median(taken_s, axis=0)
         ratio = float(np.median(taken_s[:, 0] / taken_s[:, 1]))
+        apply()
         for name, tensor in after.items():
             if not np.array_equal(held[name].view(torch.int16).numpy().view(np.uint16).ravel(), words(tensor)):
                 raise SystemExit(f"error: {name} is not what was published")
-        percent = f"{share:.1%} step"
-        self.say(f"{percent}: delta made and fetched, {delta.body.nbytes / MIB:.1f} MiB", f"{made_s * 1e3:.0f} ms")
-        self.say(f"{percent}: fetched again", f"{again_s * 1e3:.1f} ms")
-        self.say(f"{percent}: applied in place", f"{applied_s * 1e3:.1f} ms")
-        self.say(f"{percent}: load_file + copy of the whole instead", f"{full_s * 1e3:.1f} ms")
-        self.targets.append(Target(f"{percent}, applied over loaded in full", ratio, APPLY[share], unit="x"))
+        self.say(f"{share:.1%} step: applied in place", f"{applied_s * 1e3:.1f} ms")
+        self.say(f"{share:.1%} step: load_file + copy of the whole instead", f"{full_s * 1e3:.1f} ms")
+        name = f"{share:.1%} step, applied over loaded in full"
+        self.targets.append(Target(name, ratio, APPLY[share], unit="x"))
 
     def lease(self, size_mib: int) -> None:
         """The time until a lease is in hand: small and large, idle and while the large one is published."""
