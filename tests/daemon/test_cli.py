@@ -363,6 +363,13 @@ def test_versions_are_found_by_their_label(run, fake):
     assert "labelled 'step 7'" in missing.stderr
 
 
+def test_a_watch_remembers_in_a_home_or_where_it_is_told_and_makes_neither(run, tmp_path):
+    nowhere = Home.at(tmp_path / "nowhere")
+    command = ("watch", tmp_path, "--stream", "qwen", "--socket", tmp_path / "s")
+    assert "no such home" in run(*command, home=nowhere.root, code=Exit.HOME).stderr
+    assert not nowhere.root.exists()
+
+
 def test_commands_find_the_socket_of_the_home_or_the_one_they_are_given(run, fake, head, tmp_path):
     run("peers")
     assert fake.socket == head.home.root / "patchswarm.sock"

@@ -80,4 +80,7 @@ def watch(
 
         home.check()
         socket = Config.load(home).local.socket
-    run(settings, socket, state or home.root / "watch", click.echo)
+    if state is None:
+        home.check()
+        state = home.root / "watch"
+    run(settings, socket, state, click.echo)

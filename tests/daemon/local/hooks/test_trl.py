@@ -1,5 +1,6 @@
 """transformers' callbacks: each event gets (args, state, control, **kwargs), and `model` among those."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,6 +93,42 @@ def test_the_model_itself_is_published_after_so_many_steps(head, tmp_path, rando
     assert head.labels() == ["update 2", "update 4"]
     assert tensors_of(head.path())["up"] == ("F16", (4, 4), module.weights["up"].astype(np.float16).tobytes())
     assert tensors_of(head.path())["norm"][0] == "F32"
+
+
+class Distributed:
+    """torch.distributed of one rank; what is done at a barrier."""
+
+    def __init__(self, rank, world):
+        self.get_rank, self.get_world_size = (lambda: rank), (lambda: world)
+        self.barriers = 0
+
+    def barrier(self):
+        self.barriers += 1
+
+
+def test_ranks_of_fsdp_write_their_shares_and_the_first_commits(head, tmp_path, random, monkeypatch):
+    class Sharded:
+        """A DTensor's three members that matter."""
+
+        def __init__(self, whole):
+            self.whole, self.shape, self.dtype = whole, whole.shape, whole.dtype
+
+        def full_tensor(self):
+            return self.whole
+
+    module = Model(random)
+    truth = module.weights
+    module.weights = {name: Sharded(array) for name, array in truth.items()}
+    callbacks = [PatchswarmCallback("qwen", every_steps=1) for _ in range(2)]
+    for rank in (1, 0):  # here one after the other: rank 0 commits when both have staged
+        distributed = Distributed(rank, 2)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=type(None), distributed=distributed))
+        Trainer(callbacks[rank], tmp_path, module, first=rank == 0).train(1)
+        assert distributed.barriers == 2
+    assert [callback.version for callback in callbacks] == [1, None]
+    assert {name: data for name, (_, _, data) in tensors_of(head.path()).items()} == {
+        name: array.tobytes() for name, array in truth.items()
+    }
 
 
 @pytest.mark.parametrize("every_steps", [None, 1])

@@ -118,6 +118,33 @@ Publisher("qwen", client=Client(sys.argv[1]), staging=sys.argv[2]).stage(shard()
     assert head.labels() == []
 
 
+def test_memory_does_not_grow_with_the_model(staging):
+    """Strided and converted on the way, so that no tensor can be written from where it lies."""
+    program = """
+import resource, sys
+import numpy as np
+from patchswarm.daemon.local.trainer.publisher import Publisher
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+buffer = np.ones((4096, 4096), np.float32)
+publisher = Publisher("qwen", staging=sys.argv[1], piece_bytes=1 << 20)
+publisher.stage([("warm", buffer[:64, ::2])], rank=0, world=1, label="x", dtype="float16")
+before = peak()
+tensors = ((f"layer{number}", buffer.T) for number in range(4))
+publisher.stage(tensors, rank=0, world=1, label="y", dtype="float16")
+print(peak() - before)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / ".tooling")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, staging], env=environment, timeout=100, check=True, capture_output=True
+    )
+    staged = sum(path.stat().st_size for path in staging.rglob("*.safetensors"))
+    assert staged > 128 * 1000**2
+    assert int(done.stdout) < 24, "MiB that 128 MiB of weights took"
+
+
 def test_a_rank_that_fails_takes_its_part_back(ranks, head, staging):
     with pytest.raises(BadTensorError):
         ranks[1].stage({"a": np.ones(2), "b": "no tensor"}, rank=1, world=2, label="x")
