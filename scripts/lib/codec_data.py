@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,14 @@ class Tensor:
     kind: Kind
     old: np.ndarray
     new: np.ndarray
+
+
+@dataclass(frozen=True)
+class State:
+    """Master weights (FP32) by name, and the loss of the step that led to them; NaN before the first."""
+
+    weights: dict[str, np.ndarray]
+    loss: float
 
 
 def model_directory() -> Path | None:
@@ -101,8 +109,20 @@ def _sentences(words: np.ndarray, rng: np.random.Generator, batch: int, length: 
     return ids, mask
 
 
-def train(rate: float, steps: int, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
-    """Master weights (FP32) before training and after each of `steps` AdamW steps at learning rate `rate`."""
+def adamw(weights: dict[str, Any], rate: float) -> list[Any]:
+    """Torch's AdamW with its defaults, for every weight."""
+    import torch
+
+    return [torch.optim.AdamW(weights.values(), lr=rate)]
+
+
+def train(
+    rate: float, steps: int, seed: int = 0, optimizers: Callable[[dict[str, Any], float], list[Any]] = adamw
+) -> Iterator[State]:
+    """The state before training and after each of `steps` steps at learning rate `rate`.
+
+    `optimizers(weights, rate)` gives the torch optimizers that share the weights among them.
+    """
     import torch
 
     directory = model_directory()
@@ -116,24 +136,30 @@ def train(rate: float, steps: int, seed: int = 0) -> Iterator[dict[str, np.ndarr
     vocabulary = (directory / "vocab.txt").read_text(encoding="utf-8").split("\n")
     words = np.array([i for i, word in enumerate(vocabulary) if word.isalpha() and len(word) > 1], np.int64)
     rng = np.random.default_rng(seed)
-    optimizer = torch.optim.AdamW(weights.values(), lr=rate)
-    yield {name: value.detach().numpy().copy() for name, value in weights.items()}
+    used = optimizers(weights, rate)
+    yield State(_copy(weights), float("nan"))
     for _ in range(steps):
         ids, mask = _sentences(words, rng, PAIRS, 24)
         embedded = _forward(weights, torch.from_numpy(ids), torch.from_numpy(mask))
         scores = embedded[:PAIRS] @ embedded[PAIRS:].T * 20
         loss = torch.nn.functional.cross_entropy(scores, torch.arange(PAIRS))
-        optimizer.zero_grad()
+        for optimizer in used:
+            optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        yield {name: value.detach().numpy().copy() for name, value in weights.items()}
+        for optimizer in used:
+            optimizer.step()
+        yield State(_copy(weights), loss.item())
+
+
+def _copy(weights: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy().copy() for name, value in weights.items()}
 
 
 def last_transition(rate: float, steps: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Master weights before and after the last of `steps` steps."""
     before = after = None
     for state in train(rate, steps):
-        before, after = after, state
+        before, after = after, state.weights
     assert before is not None
     assert after is not None
     return before, after
@@ -149,18 +175,30 @@ def _bytes(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
+def to_e4m3(values: np.ndarray) -> np.ndarray:
+    """FP32 within ±448 to the bits of E4M3, rounded to nearest even; uint8 of the same shape."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    sign = ((bits >> 24) & 0x80).astype(np.uint8)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - np.uint32((127 - 7) << 3)
+    coded = normal.astype(np.uint8)
+    small = magnitude < (127 - 6) << 23  # below 2^-6 in steps of 2^-9
+    coded[small] = np.rint(magnitude[small].view(np.float32) * np.float32(512))
+    return sign | coded
+
+
 def _fp8(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """E4M3 bits and FP32 scales of blocks of 128 x 128."""
-    import torch
-
     rows, columns = values.shape
-    padded = np.zeros((-(-rows // 128) * 128, -(-columns // 128) * 128), np.float32)
-    padded[:rows, :columns] = values
-    blocks = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
-    scale = np.maximum(np.abs(blocks).max(axis=(1, 3)), 1e-12) / 448
-    scaled = (blocks / scale[:, None, :, None]).reshape(padded.shape)[:rows, :columns]
-    quantised = torch.from_numpy(np.ascontiguousarray(scaled)).to(torch.float8_e4m3fn)
-    return quantised.view(torch.uint8).numpy().reshape(-1), scale.astype(np.float32)
+    quantised = np.empty((rows, columns), np.uint8)
+    scales = np.empty((-(-rows // 128), -(-columns // 128)), np.float32)
+    cuts = np.arange(0, columns, 128)
+    for number, row in enumerate(range(0, rows, 128)):  # what lies in a processor's cache stays there
+        band = values[row : row + 128]
+        scale = np.maximum(np.maximum.reduceat(np.abs(band).max(axis=0), cuts), 1e-12) / 448
+        scales[number] = scale
+        quantised[row : row + 128] = to_e4m3(band / np.repeat(scale, 128)[:columns])
+    return quantised.reshape(-1), scales
 
 
 def _int4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,24 +209,37 @@ def _int4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (nibbles[0::2] | nibbles[1::2] << 4).astype(np.uint8), scale
 
 
-def serve(before: dict[str, np.ndarray], after: dict[str, np.ndarray], form: str) -> list[Tensor]:
-    """The two versions as served in `form`: BF16, F16, F8_E4M3 or INT4; what is not a matrix stays BF16."""
-    out = []
-    for name, old in before.items():
-        new = after[name]
+View = dict[str, tuple[Kind, np.ndarray]]
+"""A version as it is served: element kind and bytes by name, scales under names of their own."""
+
+
+def view(weights: dict[str, np.ndarray], form: str) -> View:
+    """The weights as served in `form`: BF16, F16, F8_E4M3 or INT4; what is not a matrix stays BF16."""
+    out: View = {}
+    for name, values in weights.items():
         if form == "F16":
-            out.append(Tensor(name, Kind.F16, _bytes(old.astype(np.float16)), _bytes(new.astype(np.float16))))
-        elif form == "BF16" or old.ndim != 2:
-            out.append(Tensor(name, Kind.BF16, _bytes(to_bf16(old)), _bytes(to_bf16(new))))
+            out[name] = Kind.F16, _bytes(values.astype(np.float16))
+        elif form == "BF16" or values.ndim != 2:
+            out[name] = Kind.BF16, _bytes(to_bf16(values))
         else:
             quantise, kind, scale_kind = {
                 "F8_E4M3": (_fp8, Kind.F8_E4M3, Kind.F32),
                 "INT4": (_int4, Kind.I4, Kind.F16),
             }[form]
-            (old_q, old_s), (new_q, new_s) = quantise(old), quantise(new)
-            out.append(Tensor(name, kind, _bytes(old_q), _bytes(new_q)))
-            out.append(Tensor(f"{name}_scale", scale_kind, _bytes(old_s), _bytes(new_s)))
+            quantised, scales = quantise(values)
+            out[name] = kind, _bytes(quantised)
+            out[f"{name}_scale"] = scale_kind, _bytes(scales)
     return out
+
+
+def between(before: View, after: View) -> list[Tensor]:
+    """Two versions side by side."""
+    return [Tensor(name, kind, old, after[name][1]) for name, (kind, old) in before.items()]
+
+
+def serve(before: dict[str, np.ndarray], after: dict[str, np.ndarray], form: str) -> list[Tensor]:
+    """The two versions of the weights as served in `form`."""
+    return between(view(before, form), view(after, form))
 
 
 def synthetic(elements: int, spread: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
