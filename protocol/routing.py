@@ -59,7 +59,7 @@ class Routing:
         """Asked before the first request, and at each plan: whether the host can keep so many bytes that are still to
         come of a stream, and then build a version of so many; (stream, 0, 0) when nothing is to come any more."""
         self.mirrored: dict[str, frozenset[bytes]] = {}
-        """By stream, attempts of which a mirror has every chunk."""
+        """By stream, attempts that can be had of a mirror, every chunk of them."""
         self.following: dict[str, Following] = {}
         self._stale: dict[str, float] = {}  # stream -> since when its plan is out of date
 

@@ -23,7 +23,7 @@ from ...protocol.mirrored import Order
 from ...protocol.signed import object_digest
 from ..fleet.fleet import Fleet
 from ..fleet.traffic import Kept
-from .bucket import Bucket, BucketError, NotThereError
+from .bucket import Bucket, BucketError, NotThereError, TooLongError
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -147,18 +147,20 @@ class Reader:
         self._wake.set()
 
     async def _fetch(self, order: Order) -> None:
-        arrived = False
+        arrived = lacks = False
         try:
-            arrived = await self._take(order)
-        except NotThereError:
+            kept = await self._take(order)
+            arrived, lacks = kept is Kept.STORED, kept is Kept.DAMAGED
+        except (NotThereError, TooLongError):
+            lacks = True
             self._tell(order.stream, "the mirror lacks a chunk that its list names", chunk=short(order.name))
         except BucketError as error:
             self._tell(order.stream, f"mirror not read: {error}")
         finally:
-            self._fleet.swarm.fetch.mirrored.close(order, time.monotonic(), arrived=arrived)
+            self._fleet.swarm.fetch.mirrored.close(order, time.monotonic(), arrived=arrived, lacks=lacks)
 
-    async def _take(self, order: Order) -> bool:
-        """Take one chunk into the store; whether it is there now. Raises BucketError."""
+    async def _take(self, order: Order) -> Kept:
+        """Take one chunk into the store, if it is right. Raises BucketError."""
         await self._fleet.download_allowed()
         record = self._fleet.swarm.gossip.mirrors[order.stream]
         got = await self._bucket.get(chunk_path(record, order.name), order.size)
@@ -167,7 +169,7 @@ class Reader:
         if kept is Kept.DAMAGED:
             what = "the mirror has other bytes under a chunk's name: refused"
             self._tell(order.stream, what, chunk=short(order.name))
-        return kept is Kept.STORED
+        return kept
 
     def _tell(self, stream: str, what: str, **more: str) -> None:
         """Say what is wrong, once; the operator sees it in the stream's status while the mirror is needed."""

@@ -1,6 +1,9 @@
 """What is asked of a mirror: chunks that nobody offers, in any order, at once where there is nobody."""
 
+from dataclasses import replace
+
 import pytest
+from msgspec import structs
 from support.swarm_world import World
 
 from patchswarm.protocol import mirrored
@@ -127,6 +130,59 @@ def test_a_chunk_that_the_mirror_lacks_is_asked_for_again_after_a_while(world):
     assert take(world, member, {}) == []
     world.run(mirrored.RETRY_S)
     assert len(take(world, member, {})) == missing
+
+
+def two_ways(world):
+    """A member at version 1, linked to a head that has a large full transition to version 2, and an empty step."""
+    head, member = world.fleet(b=1)
+    world.run(3)
+    first = world.publish(head)
+    world.until(lambda: member.has(first), 20)
+    step = world.draft(head, after=first)
+    full = world.publisher.version(2, node=head.node, chunks=40)
+    full = replace(full, transition=structs.replace(full.transition, target=step.digest))
+    head.store |= full.chunks | full.lists
+    head.say([each for each in step.end() if each not in step.begin()])
+    head.say(full.end()[1:4:2])
+    return head, member, step, full
+
+
+def test_the_two_ways_are_there(world):
+    """Without a mirror the member takes the one that the head offers."""
+    _, member, step, _ = two_ways(world)
+    world.until(lambda: step.digest in member.held, 30)
+
+
+@pytest.mark.parametrize("lacks", [True, False], ids=["that lacks a chunk", "that does not answer"])
+def test_a_mirror_keeps_nobody_from_a_way_that_peers_offer(world, lacks):
+    _, member, step, _ = two_ways(world)
+    ask = member.swarm.fetch.mirrored
+    ask.holds(STREAM, frozenset((step.attempt,)))
+    member.act()
+    asked = 0
+    for _ in range(2000):
+        for order in ask.orders(10**9, world.now_s):
+            asked += 1
+            ask.close(order, world.now_s, arrived=False, lacks=lacks)
+        member.act()
+        world.run(0.1)
+        if step.digest in member.held:
+            break
+    assert asked
+    assert step.digest in member.held
+
+
+def test_a_mirror_that_answers_again_is_counted_on_at_once(world):
+    head, member, (version,) = alone(world, 1)
+    taught(member, head, version)
+    ask, counted = member.swarm.fetch.mirrored, member.swarm.fetch.routing.mirrored
+    while counted[STREAM]:
+        for order in ask.orders(10**9, world.now_s):
+            ask.close(order, world.now_s, arrived=False)
+        world.run(1)
+    world.run(mirrored.RETRY_S)
+    take(world, member, contents_of(version))
+    assert counted[STREAM] == {version.attempt}
 
 
 def test_what_the_mirror_is_not_known_to_hold_is_wanted_and_not_asked_for(world):
