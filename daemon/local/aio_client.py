@@ -109,7 +109,7 @@ class AsyncClient:
 
         async with self._connection.exchange(asks.delta(stream, start, end)) as response:
             buffer = buffer_for(response.content_length)
-            rest = memoryview(buffer)
+            rest = buffer.data
             async for chunk in response.content.iter_any():
                 rest[: len(chunk)] = chunk
                 rest = rest[len(chunk) :]

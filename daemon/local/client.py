@@ -127,7 +127,7 @@ class Client:
 
         with self._exchange(asks.delta(stream, start, end)) as response:
             buffer = buffer_for(response.length)
-            rest = memoryview(buffer)
+            rest = buffer.data
             while rest and (size := response.readinto(rest)):
                 rest = rest[size:]
         return whole(buffer, len(rest))
