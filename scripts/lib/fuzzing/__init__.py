@@ -1,0 +1,1 @@
+"""Fuzzing of everything that strangers, members and local callers can send."""
