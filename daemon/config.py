@@ -25,6 +25,9 @@ from .units import Rate, Size, is_wildcard, parse_address
 
 DEFAULT_PORT: Final = 7340
 
+VERSION: Final = 1
+"""Of what the keys mean. Raised when a key changes its meaning or goes, so that an old file is not misread."""
+
 
 def _doc(description: str) -> msgspec.Meta:
     return msgspec.Meta(description=description)
@@ -320,6 +323,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{where}: not TOML: {error}") from None
+        _check_version(raw.pop("config_version", VERSION), where)  # files of the first days do not say
         sections = _sections()
         _refuse_unknown(raw, [*sections, "stream"], where, "")
         values: dict[str, Any] = {
@@ -371,6 +375,7 @@ def render(values: Mapping[str, Mapping[str, object]]) -> str:
     lines = [
         "# patchswarm configuration. Commented keys show their defaults; relative paths are below this folder.",
         "# Restart the daemon after a change.",
+        f"config_version = {VERSION}",
     ]
     for section, kind in _sections().items():
         lines += ["", f"# {kind.__doc__}", f"[{section}]"]
@@ -428,6 +433,14 @@ def _refuse_unknown(table: object, known: list[str], where: str, path: str) -> N
             near = difflib.get_close_matches(key, known, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(known)}"
             raise ConfigError(f"{where}: unknown key {path}{key}; {hint}")
+
+
+def _check_version(version: object, where: str) -> None:
+    if version == VERSION and type(version) is int:
+        return
+    if type(version) is int and version > VERSION:
+        raise ConfigError(f"{where}: config_version {version}, but this patchswarm reads {VERSION}: upgrade it")
+    raise ConfigError(f"{where}: config_version {version!r}: write {VERSION}")
 
 
 def _convert(table: object, kind: Any, where: str, path: str) -> Any:

@@ -55,6 +55,24 @@ def test_every_key_stands_in_the_written_file_with_its_default_and_a_comment_abo
             assert lines[number - 1].startswith("# ")
 
 
+def test_the_written_file_says_what_version_its_keys_are_of(home):
+    assert tomllib.loads(configuration.render({}))["config_version"] == configuration.VERSION
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("2", "config_version 2, but this patchswarm reads 1: upgrade it"),
+        ("0", "config_version 0: write 1"),
+        ("true", "config_version True: write 1"),
+        ("'1'", "config_version '1': write 1"),
+    ],
+)
+def test_a_file_of_another_version_is_not_misread(home, version, says):
+    """Before anything else in it: its keys may not even be known here."""
+    assert problem(f"config_version = {version}\n[later]\nkey = 1", home) == says
+
+
 def test_given_values_are_written_uncommented_and_read_back(home):
     home.root.mkdir(exist_ok=True)
     config = configuration.write(
