@@ -46,6 +46,11 @@ class Mirroring:
         elif key is not None:
             structlog.get_logger(__name__).info("a web server is only read: this node's streams are not mirrored")
 
+    def problems(self) -> list[str]:
+        """What the operator has to know, one line each."""
+        written = [] if self._writer is None else self._writer.problems()
+        return [*written, *self._reader.problems()]
+
     async def run(self) -> None:
         """Mirror until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -136,6 +136,16 @@ class Node:
         self._room = Room(space, chunks, self._slots_of)
         self.fleet.swarm.fetch.routing.room = self._room.ask
         self._retention = Retention(self.fleet, store, config.storage, publisher=self._is_head)
+        self._mirroring = None
+        if config.mirror.url:
+            self._mirroring = Mirroring(
+                config.mirror,
+                desk,
+                self._key,
+                follows=config.streams.follows,
+                owns=self.publisher.owns,
+                report=self._report,
+            )
         metrics = Metrics(self.fleet, self.replicas)
         lives = Lives(metrics.observe)
         self._witness = Witness(self.fleet, lives)
@@ -149,17 +159,8 @@ class Node:
             metrics,
             Patches(self.fleet, store),
             config.storage.slot_dir,
+            self._mirroring.problems if self._mirroring is not None else list,
         )
-        self._mirroring = None
-        if config.mirror.url:
-            self._mirroring = Mirroring(
-                config.mirror,
-                desk,
-                self._key,
-                follows=config.streams.follows,
-                owns=self.publisher.owns,
-                report=self._report,
-            )
         self._tasks = asyncio.TaskGroup()
 
     async def run(

@@ -73,8 +73,10 @@ class NodeService:
         metrics: Metrics,
         patches: Patches,
         slot_dir: Path,
+        mirror_problems: Callable[[], list[str]],
     ) -> None:
         self._fleet = fleet
+        self._mirror_problems = mirror_problems
         self._replicas = replicas
         self._upkeeps = upkeeps
         self._publisher = publisher
@@ -411,7 +413,11 @@ class NodeService:
             node=fleet.node.hex(),
             site=fleet.site,
             certificate_ends_at=fleet.standing.ends_at,
-            problems=[*fleet.standing.problems(), *self._watch.problems(self._replicas)],
+            problems=[
+                *fleet.standing.problems(),
+                *self._watch.problems(self._replicas),
+                *self._mirror_problems(),
+            ],
             slot_dir=str(self._slot_dir),
         )
 

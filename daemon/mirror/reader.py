@@ -59,6 +59,7 @@ class Reader:
         self._limit_bytes = memory_limit // 8
         self._looked_s: dict[str, float] = {}
         self._failures: dict[str, int] = {}  # in a row
+        self._problems: dict[str, str] = {}  # by stream, while looking at its list fails
         self._said: dict[str, str] = {}  # by stream, what was wrong last
         self._tags: dict[str, tuple[MirrorRecord, str]] = {}
         self._fetching: dict[asyncio.Task[None], int] = {}
@@ -86,6 +87,7 @@ class Reader:
                     await self.look(stream, record)
                 except (BucketError, ProtocolError) as error:
                     self._failures[stream] = self._failures.get(stream, 0) + 1
+                    self._problems[stream] = str(error)
                     self._tell(stream, f"mirror not read: {error}")
             await asyncio.sleep(TURN_S)
 
@@ -103,6 +105,10 @@ class Reader:
         swarm = self._fleet.swarm
         return not any(swarm.connected()) or swarm.fetch.mirrored.lacks(stream, time.monotonic())
 
+    def problems(self) -> list[str]:
+        """Streams whose list cannot be read, and why."""
+        return [f"stream {stream} cannot be read from the mirror: {what}" for stream, what in self._problems.items()]
+
     async def look(self, stream: str, record: MirrorRecord) -> None:
         """Learn what the mirror's list of a stream says, if it has changed. Raises BucketError and ProtocolError."""
         self._looked_s[stream] = time.monotonic()
@@ -111,6 +117,8 @@ class Reader:
             got = await self._bucket.get(list_path(record), MAX_LIST_BYTES, tag if known == record else "")
         except NotThereError:  # nothing was put there yet
             self._fleet.swarm.fetch.mirrored.holds(stream, frozenset())
+            self._failures.pop(stream, None)
+            self._problems.pop(stream, None)
             return
         if got is not None:
             objects = await asyncio.to_thread(open_list, got.data, record)
@@ -119,6 +127,7 @@ class Reader:
             self._tags[stream] = record, got.tag
             self._fleet.mirror_holds(stream, self._attempts(objects))
         self._failures.pop(stream, None)
+        self._problems.pop(stream, None)
         self._wake.set()
 
     def _attempts(self, objects: list[tuple[ObjectKind, bytes]]) -> frozenset[bytes]:

@@ -85,6 +85,10 @@ class Writer:
                     await self._try(stream)
             await asyncio.sleep(TURN_S)
 
+    def problems(self) -> list[str]:
+        """Streams that are not mirrored, and why."""
+        return [f"stream {stream} is not mirrored: {what}" for stream, what in self._said.items()]
+
     async def _try(self, stream: str) -> None:
         try:
             await self._bring(stream)

@@ -307,6 +307,7 @@ async def test_a_list_that_does_not_open_is_reported(root, place):
     place.list.write_bytes(place.list.read_bytes()[:-1])
     async with Single(*member).running() as cut_off:
         await until(lambda: "damaged" in str(cut_off.node.service.status(STREAM).last_error))
+        assert any("cannot be read from the mirror" in each for each in cut_off.node.service.node().problems)
     await publish_more(head, root)  # its publisher finds it so, and writes it anew
     async with Single(*member).running() as cut_off:
         await cut_off.committed(STREAM, 2)
@@ -429,14 +430,17 @@ async def test_a_mirror_that_never_answers_holds_up_no_publish(root, monkeypatch
 
 
 async def test_a_mirror_that_is_missing_is_filled_when_it_appears(root, monkeypatch):
-    monkeypatch.setattr(writer, "MAX_WAIT_S", 0.1)
+    for module in (reader, writer):
+        monkeypatch.setattr(module, "MAX_WAIT_S", 0.1)
     place = Place(root / "mount")
     head_home, head_config = a_head(root, place)
     async with Single(head_home, head_config).running() as head:
         await published(head, root, 0)
-        await until(lambda: "no such folder" in str(head.node._mirroring._writer._said))
+        await until(lambda: any("is not mirrored" in each for each in head.node.service.node().problems))
+        assert all("no such folder" in each for each in head.node.service.node().problems)
         place.folder.mkdir()
         await mirrored_up_to(head, 1)
+        await until(lambda: not head.node.service.node().problems)
     assert place.chunks
 
 
