@@ -124,6 +124,20 @@ async def test_weights_are_cast_on_the_way(head):
     assert tensors_of(head.path())["x"][0] == "F16"
 
 
+async def test_replicas_get_torchs_own_tensors_bit_for_bit(head):
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]' to test with it")
+    truth = {
+        "embed": torch.randn(6, 4).to(torch.bfloat16),
+        "scale": torch.randint(0, 256, (5,), dtype=torch.uint8).view(torch.float8_e4m3fn),
+        "norm": torch.tensor([0.0, -0.0, float("nan")]),
+    }
+    actor = PatchswarmCheckpointEngine(BUCKET, is_master=True)
+    _, (received,) = await update([actor], [PatchswarmCheckpointEngine(BUCKET)], lambda: iter(truth.items()), 1)
+    for name, tensor in truth.items():
+        assert received[name].dtype == tensor.dtype
+        assert torch.equal(received[name].view(torch.uint8), tensor.view(torch.uint8))
+
+
 async def test_a_version_that_does_not_come_is_an_error_not_a_hang(workers, head):
     _, (replica, _) = workers
     replica = PatchswarmCheckpointEngine(BUCKET, timeout_s=0.05)
