@@ -25,6 +25,9 @@ from .transition import chunk_readers, read_digests, read_layout
 
 _log: Final = structlog.get_logger(__name__)
 
+APPLIED_LEGS: Final = 4
+"""A twin is copied when the route is longer: each transition looks at the whole model, as copying it does, once."""
+
 
 class Rebuilder:
     """Builds versions of one stream from what is in the chunk store. One call at a time.
@@ -64,7 +67,7 @@ class Rebuilder:
             raise
 
     def twin(self, route: Sequence[Transition], current: Slot) -> None:
-        """Bring the slot behind to the committed version: over `route` where that serves, else by copying."""
+        """Bring the slot behind to the committed version: over a short `route` that serves, else by copying."""
         building = self._advanced(route)
         if building is None:
             building = self._slots.begin(current.layout, current)
@@ -107,9 +110,9 @@ class Rebuilder:
         return True
 
     def _advanced(self, route: Sequence[Transition]) -> Building | None:
-        """The slot behind with the route applied; None when there is none, or it does not serve: then copy."""
+        """The slot behind with the route applied; None when there is none, when copying is less work, or it fails."""
         behind = self._slots.find(route[0].source) if route[0].source else None
-        if behind is None:
+        if behind is None or len(route) > APPLIED_LEGS:
             return None
         try:
             return self._apply(route, behind)

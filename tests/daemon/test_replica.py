@@ -73,6 +73,29 @@ async def test_after_a_commit_the_slot_behind_becomes_a_twin_and_the_version_is_
     assert read_tree(twin.path) == model(1, 1)
 
 
+async def test_after_many_steps_in_one_go_the_slot_behind_is_copied(head, root, monkeypatch):
+    async with member_of(head, root) as member:
+        await travels(head, member, root, 0)
+        await twin_made(member, 1)
+        home, config = member.home, member.config
+    for steps in range(1, rebuilding.APPLIED_LEGS + 3):
+        made = await published(head, root, steps)
+    applied, apply = [], rebuilding.Rebuilder._apply
+
+    def spy(self, route, source):
+        applied.append([leg.version for leg in route])
+        return apply(self, route, source)
+
+    monkeypatch.setattr(rebuilding.Rebuilder, "_apply", spy)
+    async with Single(home, config).running() as again:
+        await again.committed(STREAM, made.slot.version)
+        await twin_made(again, made.slot.version)
+        (twin,) = [slot for slot in slots_of(again, made.slot.version) if slot.twin]
+        assert read_tree(twin.path) == model(1, rebuilding.APPLIED_LEGS + 2)
+    (own,) = [versions for versions in applied if len(versions) > 1]  # the head brings its own slots on step by step
+    assert own == list(range(2, made.slot.version + 1)), "all in one go, and once"
+
+
 async def test_a_damaged_spare_is_found_out_and_the_version_built_without_it(head, member, root):
     await travels(head, member, root, 0)
     await twin_made(member, 1)
@@ -146,6 +169,7 @@ async def test_a_reader_that_leaves_while_it_takes_its_lease_holds_nothing(head,
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
         return lease(self, *arguments, **options)
 
+    monkeypatch.setattr(StreamSlots, "try_lease", lambda *_arguments, **_options: None)  # a thread is at work
     monkeypatch.setattr(StreamSlots, "lease", slow)
 
     async def read():
