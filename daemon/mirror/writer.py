@@ -80,8 +80,10 @@ class Writer:
     async def run(self) -> None:
         """Mirror until cancelled."""
         while True:
-            for stream in [each for each in self._desk.fleet.swarm.gossip.streams if self._owns(each)]:
-                if time.monotonic() >= self._again_s.get(stream, 0.0):
+            fleet = self._desk.fleet
+            for stream in [each for each in fleet.swarm.gossip.streams if self._owns(each)]:
+                # Two daemons with one home would write over each other.
+                if time.monotonic() >= self._again_s.get(stream, 0.0) and not fleet.standing.is_copied:
                     await self._try(stream)
             await asyncio.sleep(TURN_S)
 

@@ -1,13 +1,16 @@
-"""The Kubernetes manifests: valid for the API, hardened as the systemd unit is, and agreeing with the image."""
+"""Kubernetes manifests and the page about them: valid, hardened as the systemd unit is, agreeing with the image."""
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install '.[dev]'")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="not installed: pip install '.[dev]'")
 
+from patchswarm.daemon.cli import main  # noqa: E402
 from patchswarm.daemon.config import DEFAULT_PORT  # noqa: E402
 from patchswarm.daemon.local.probe import QUESTIONS  # noqa: E402
 from patchswarm.daemon.membership import init, join  # noqa: E402
@@ -134,3 +137,32 @@ def test_ports_and_users_are_those_of_the_image():
     assert all(each["ports"][0]["containerPort"] == DEFAULT_PORT for each in daemons())
     (user,) = re.findall(r"^USER (\d+):\d+$", CONTAINERFILE, re.MULTILINE)
     assert all(pod["securityContext"]["runAsUser"] == int(user) for pod in pods())
+
+
+# -- what docs/deploy.md says --------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs/deploy.md").read_text()
+
+
+def test_every_file_that_the_page_names_is_there():
+    named = re.findall(r"scripts/[\w./-]+[\w]", PAGE)
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    linked = re.findall(r"\]\((\w+\.md)\)", PAGE)
+    assert [name for name in linked if not (ROOT / "docs" / name).exists()] == []
+
+
+@pytest.mark.parametrize("line", re.findall(r"(?:patchswarm|patchswarm:[\d.]+) ((?:invite|join|publish)\b.*)", PAGE))
+def test_every_command_of_the_page_is_one_that_patchswarm_takes(line):
+    """Parsed as click would, with nothing run."""
+    words = shlex.split(line, comments=True)
+    command = main.get_command(click.Context(main), words[0])
+    command.make_context(words[0], words[1:], resilient_parsing=True)
+    options = {option for each in command.params for option in each.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_the_page_mounts_and_runs_as_the_image_says():
+    folders = re.findall(r'"(/var/[^"]+)"', re.search(r"^VOLUME (.+)$", CONTAINERFILE, re.MULTILINE)[1])
+    assert all(f"`{folder}`" in PAGE for folder in folders)
+    assert "-o 10001 -g 10001" in PAGE
