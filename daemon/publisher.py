@@ -190,11 +190,11 @@ class Publisher:
         return asked
 
     def _first_of_epoch(self, stream: str, asked: int | None) -> int:
-        """The number of the first version of a new epoch: one more than what is here, unless that was run up."""
-        mark = self._desk.catalog.mark(stream)
+        """The number of the first version of a new epoch: it goes on from what there was, unless that was run up."""
         if asked is not None:
             return asked
-        return mark.version + 1 if mark is not None and mark.version < _RUN_UP else _FIRST_VERSION
+        before = (self._desk.catalog.mark(stream), self._desk.fleet.swarm.gossip.head(stream))
+        return max((each.version for each in before if each and each.version < _RUN_UP), default=_FIRST_VERSION - 1) + 1
 
     def _begin_stream(self, stream: str, key: Ed25519PrivateKey) -> None:
         """Have the CA bind a new stream's name to our key."""

@@ -53,6 +53,11 @@ class Watch:
             newest = (header.epoch, header.version) if header else (0, 0)
             if (beacon[0].epoch, beacon[0].version) > newest:
                 yield f"its publisher has version {beacon[0].version}, but nobody tells this node more of it"
+        if stream in gossip.contradictions:
+            yield (
+                "the CA has named two publishers in one epoch, and nodes may follow one or the other: "
+                "'patchswarm publisher adopt' on the right one begins a new epoch"
+            )
         if record is None:
             return
         yield from alarms(gossip.headers(stream), record.epoch)

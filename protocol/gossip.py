@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from .errors import MessageError, SignatureError
-from .ids import check_stream_name, digest, short
+from .census import Census
+from .errors import MessageError
+from .ids import check_stream_name, short
 from .manifest import (
     Beacon,
     Header,
@@ -28,7 +29,6 @@ from .manifest import (
     Subject,
     Transition,
 )
-from .members import Member, Members, verify_membership
 from .messages import ObjectKind
 from .signed import object_digest, peek, verify
 
@@ -50,11 +50,6 @@ BEACON_AHEAD_S: Final = 60
 """How far ahead of this node's clock a beacon may be dated."""
 
 MAX_STREAMS: Final = 256
-MAX_RECORDS: Final = 64
-"""Records of one node that are taken in one second."""
-
-MAX_NODES: Final = 20_000
-
 Body = Opening | Manifest | Transition
 Learned = StreamRecord | NodeRecord | Revocation | MirrorRecord | Beacon | Header | Opening | Manifest | Transition
 
@@ -63,23 +58,15 @@ _BODY_OF: Final[dict[ObjectKind, tuple[Subject, type[Opening | Manifest | Transi
     ObjectKind.MANIFEST: (Subject.MANIFEST, Manifest),
     ObjectKind.TRANSITION: (Subject.TRANSITION, Transition),
 }
-_BUCKETS: Final = 256
-_SUM_BYTES: Final = 8
 
 
-class Gossip:
+class Gossip(Census):
     """Everything gossiped that this node holds. `ca_key` is the cluster's raw Ed25519 public key."""
 
     def __init__(self, ca_key: bytes) -> None:
-        self._ca_key = ca_key
-        self._set: dict[bytes, tuple[ObjectKind, bytes]] = {}
-        self._buckets: list[set[bytes]] = [set() for _ in range(_BUCKETS)]
-        self._sums = [0] * _BUCKETS
-        self._summary = b""  # empty when the set has changed since
+        super().__init__(ca_key)
         self._publishers: dict[tuple[str, int], bytes] = {}
-        self._node_digests: dict[bytes, bytes] = {}
         self._mirror_digests: dict[str, bytes] = {}
-        self._memberships: dict[bytes, Member] = {}
         self._headers: dict[str, dict[bytes, Header]] = {}
         self._held: dict[tuple[str, int], int] = {}  # headers of each epoch of a stream
         self._announced: dict[bytes, Header] = {}
@@ -89,15 +76,13 @@ class Gossip:
         self._routes: dict[str, dict[bytes, Transition]] = {}
         self._dropped: list[tuple[bytes, Body | None]] = []
         self._early: dict[bytes, tuple[str, int, bytes]] = {}  # digest -> stream, epoch, signed header: not verified
-        self.members = Members(ca_key)
-        self._spoke: dict[bytes, int] = {}  # node -> how many records of it were taken in this second
         self.beacons: dict[str, tuple[Beacon, bytes]] = {}
         """Stream -> its publisher's latest beacon, and its signed bytes. Not part of the set that nodes compare."""
         self.streams: dict[str, StreamRecord] = {}
+        self.contradictions: set[str] = set()
+        """Streams for which the CA has named two publishers in one epoch: each node keeps the first it hears of."""
+
         self.mirrors: dict[str, MirrorRecord] = {}
-        self.nodes: dict[bytes, NodeRecord] = {}
-        self.moves = 0
-        """Counts nodes that are new, or say another site or other addresses than before."""
         self.manifests: dict[bytes, Manifest] = {}
         self.transitions: dict[bytes, Transition] = {}
         self.openings: dict[bytes, Opening] = {}
@@ -241,7 +226,8 @@ class Gossip:
         check_stream_name(record.stream)
         known = self._publishers.get((record.stream, record.epoch))
         if known is not None:
-            raise MessageError(f"the CA has signed two publishers for stream {record.stream!r} epoch {record.epoch}")
+            self.contradictions.add(record.stream)
+            return None  # the CA's fault, and not that of whoever brings it; another epoch mends it
         if len(self.streams) >= MAX_STREAMS and record.stream not in self.streams:
             return None  # who brings it is not at fault
         self._publishers[record.stream, record.epoch] = record.publisher
@@ -250,48 +236,6 @@ class Gossip:
             self.streams[record.stream] = record
         self._add(name, ObjectKind.STREAM, data)
         return record
-
-    def _learn_node(self, data: bytes) -> NodeRecord | None:
-        name = object_digest(data, NodeRecord)
-        if name in self._set:
-            return None
-        record = peek(data, NodeRecord)
-        node = digest(record.node_key)
-        current = self.nodes.get(node)
-        if current is not None and record.serial <= current.serial:
-            return None
-        if current is None and len(self.nodes) >= MAX_NODES:
-            return None
-        if self.members.unix_s and self._spoke.get(node, 0) >= MAX_RECORDS:
-            return None  # one who says too much is heard again in the next second
-        if self.members.is_revoked(node) or self.members.is_gone(record):
-            return None  # who brings it may not know yet, or have another clock
-        verify(data, NodeRecord, record.node_key)
-        member = verify_membership(record.membership, self._ca_key)
-        if member.node_key != record.node_key:
-            raise SignatureError(f"node {short(node)} shows another node's membership")
-        if self.members.ended(member):
-            return None
-        if current is not None:
-            self._remove(self._node_digests[node])
-        self._node_digests[node] = name
-        self._memberships[node] = member
-        self._spoke[node] = self._spoke.get(node, 0) + 1
-        self.nodes[node] = record
-        if current is None or (current.site, current.addresses) != (record.site, record.addresses):
-            self.moves += 1
-        self._add(name, ObjectKind.NODE, data)
-        return record
-
-    def _learn_revocation(self, data: bytes) -> Revocation | None:
-        name = object_digest(data, Revocation)
-        if name in self._set:
-            return None
-        said = self.members.revoke(data, name)
-        if said is not None:
-            self._add(name, ObjectKind.REVOCATION, data)
-            self._drop_nodes()
-        return said
 
     def _learn_mirror(self, data: bytes) -> MirrorRecord | None:
         name = object_digest(data, MirrorRecord)
@@ -326,36 +270,6 @@ class Gossip:
             return None  # else whoever stole the key could keep a frozen head young for years
         self.beacons[said.stream] = said, data
         return said
-
-    def tell_time(self, unix_s: int) -> None:
-        """Take the time of day; nodes whose membership has ended, or that have long been silent, are dropped."""
-        if unix_s != self.members.unix_s:
-            self._spoke.clear()
-        self.members.unix_s = unix_s
-        self._drop_nodes()
-
-    def node_digest(self, node: bytes) -> bytes:
-        """Digest of a node's record, which is here."""
-        return self._node_digests[node]
-
-    def is_member(self, node: bytes) -> bool:
-        """Whether a node's record is here and its membership goes on."""
-        return node in self._memberships
-
-    def lively(self) -> dict[bytes, NodeRecord]:
-        """Nodes that have spoken of late: those that a roster may count on."""
-        return {node: record for node, record in self.nodes.items() if self.members.is_lively(record)}
-
-    def _drop_nodes(self) -> None:
-        ended = [
-            node
-            for node, record in self.nodes.items()
-            if self.members.ended(self._memberships[node]) or self.members.is_gone(record)
-        ]
-        for node in ended:
-            self._remove(self._node_digests.pop(node))
-            del self.nodes[node], self._memberships[node]
-            self.moves += 1
 
     def _learn_header(self, data: bytes) -> Header | None:
         name = object_digest(data, Header)
@@ -441,40 +355,9 @@ class Gossip:
             for other in [other for other, each in self.manifests.items() if each.stream == stream]:
                 self._find_head(stream, other)
 
-    def _add(self, name: bytes, kind: ObjectKind, data: bytes) -> None:
-        self._set[name] = (kind, data)
-        self._buckets[name[0]].add(name)
-        self._summary = b""
-        self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
-
     def _remove(self, name: bytes) -> None:
-        del self._set[name]
-        self._buckets[name[0]].discard(name)
-        self._summary = b""
-        self._sums[name[0]] ^= int.from_bytes(name[:_SUM_BYTES], "big")
+        super()._remove(name)
         self._dropped.append((name, None))
-
-    # -- anti-entropy ---------------------------------------------------------------------------------------
-
-    def sums(self) -> bytes:
-        """XOR of the first 8 bytes of the digests in each of the 256 buckets."""
-        return b"".join(value.to_bytes(_SUM_BYTES, "big") for value in self._sums)
-
-    def summary(self) -> bytes:
-        """Digest of the whole set: two nodes with equal summaries hold the same objects."""
-        if not self._summary:
-            self._summary = digest(self.sums())
-        return self._summary
-
-    def differing(self, sums: bytes) -> list[int]:
-        """Buckets whose sum is not the one in `sums`."""
-        mine = self.sums()
-        step = _SUM_BYTES
-        return [at for at in range(_BUCKETS) if sums[at * step : (at + 1) * step] != mine[at * step : (at + 1) * step]]
-
-    def bucket(self, number: int) -> set[bytes]:
-        """Digests of the objects in one bucket."""
-        return self._buckets[number]
 
 
 def _kept(header: Header, newest: Mapping[int, Header]) -> bool:

@@ -54,7 +54,7 @@ from .lanes import LaneDesk
 from .listener import Listener
 from .peer import Peer
 from .reach import Reach
-from .record import OwnRecord
+from .record import OwnRecord, remembered
 from .standing import Standing
 from .tally import Scope, Tally
 from .traffic import Kept, Traffic
@@ -103,7 +103,7 @@ class Fleet:
             identity.node_public_key,
             identity.ca_public_key,
             config.node.site,
-            config.node.seeds,
+            (*config.node.seeds, *remembered(catalog)),
             config.streams.follow,
             config.storage.memory_limit // 2,
         )
@@ -499,6 +499,11 @@ class Fleet:
     def chunk_left(self, peer: Peer, name: bytes) -> None:
         """A chunk was handed to the network for a peer, or could not be."""
         self.swarm.chunk_served(peer.number, name)
+
+    def streams_of(self, name: bytes) -> set[str]:
+        """Streams that have a use for a chunk."""
+        stock = self.swarm.fetch.stock
+        return {stock.series[attempt].stream for attempt in stock.attempts_of(name)}
 
     def count_sent(self, peer: Peer, size_bytes: int) -> None:
         """Bytes of a chunk leave for a peer."""

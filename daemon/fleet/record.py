@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from typing import Final
 
+from ...protocol.errors import ProtocolError
 from ...protocol.manifest import SERIAL_BITS, Head, NodeRecord
-from ...protocol.signed import sign
+from ...protocol.messages import ObjectKind
+from ...protocol.signed import peek, sign
 from ...storage.catalog import Catalog
 from .identity import Identity
 
@@ -16,7 +19,19 @@ _SERIALS_PER_START: Final = 1 << SERIAL_BITS
 OUTDO_S: Final = 10
 """By how many seconds another life is outdone: more than it can have said late."""
 
+_REMEMBERED: Final = 32
 _MAX_HEADS: Final = 64
+
+
+def remembered(catalog: Catalog) -> tuple[str, ...]:
+    """Addresses of the nodes that were heard last in an earlier life: all may have been silent for long since."""
+    records = []
+    for kind, _, data in catalog.objects():
+        if kind is ObjectKind.NODE:
+            with contextlib.suppress(ProtocolError):
+                records.append(peek(data, NodeRecord))
+    latest = sorted(records, key=lambda record: record.serial, reverse=True)
+    return tuple(dict.fromkeys(address for record in latest for address in record.addresses))[:_REMEMBERED]
 
 
 class OwnRecord:

@@ -11,7 +11,7 @@ from support.versions import Publisher, key_of, node_record
 
 from patchswarm.daemon.fleet import fleet as fleets
 from patchswarm.daemon.fleet import peer as peers
-from patchswarm.protocol import gossip, spread
+from patchswarm.protocol import census, gossip, spread
 from patchswarm.protocol.framing import MAX_FRAME_BYTES, encode_frame
 from patchswarm.protocol.manifest import Header, Subject
 from patchswarm.protocol.messages import (
@@ -230,7 +230,7 @@ async def test_object_flood_costs_its_sender_the_link(head, hostile, monkeypatch
 
 
 async def test_node_that_talks_of_itself_without_end_is_heard_so_often_and_no_more(head, hostile, monkeypatch):
-    monkeypatch.setattr(gossip, "MAX_RECORDS", 5)
+    monkeypatch.setattr(census, "MAX_RECORDS", 5)
     await hostile.greet()
     heard = 0
     learn = head.fleet.swarm.gossip.learn

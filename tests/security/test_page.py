@@ -8,7 +8,20 @@ import pytest
 from patchswarm.daemon import watch
 from patchswarm.daemon.fleet import authority, fleet, lanes, listener, peer, reach
 from patchswarm.daemon.local import endpoint
-from patchswarm.protocol import framing, gossip, join, layout, link, members, seal, series, signed, spread, swarm
+from patchswarm.protocol import (
+    census,
+    framing,
+    gossip,
+    join,
+    layout,
+    link,
+    members,
+    seal,
+    series,
+    signed,
+    spread,
+    swarm,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -49,10 +62,10 @@ def test_every_test_that_the_page_names_exists_where_it_says():
         ("requests queued", (str(peer.MAX_SERVING),)),
         ("control bytes", (f"{peer.MAX_QUEUED_BYTES >> 20} MiB",)),
         ("signed objects from", (f"{spread.TAKE_BYTES >> 20} MiB, {spread.GIVE_BYTES >> 20} MiB",)),
-        ("records of one node", (str(gossip.MAX_RECORDS),)),
+        ("records of one node", (str(census.MAX_RECORDS),)),
         (
             "nodes, streams",
-            (f"{gossip.MAX_NODES // 1000} 000, {gossip.MAX_STREAMS}, {members.MAX_REVOKED // 1000} 000",),
+            (f"{census.MAX_NODES // 1000} 000, {gossip.MAX_STREAMS}, {members.MAX_REVOKED // 1000} 000",),
         ),
         ("headers of one epoch", (f"{gossip.MAX_HEADERS // 1000} {gossip.MAX_HEADERS % 1000}", str(gossip.WINDOW))),
         ("headers whose", (str(gossip.MAX_EARLY),)),

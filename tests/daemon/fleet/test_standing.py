@@ -3,14 +3,15 @@
 import datetime as dt
 
 import pytest
-from daemon.nodes import UTC_NOW, make_head
+from daemon.nodes import UTC_NOW, free_port, make_head
 from daemon.single import Single, head_of, member_of, short_path, until
 
 from patchswarm.daemon.fleet import authority, standing
 from patchswarm.daemon.fleet.identity import Identity
+from patchswarm.daemon.fleet.record import remembered
 from patchswarm.protocol.manifest import NodeRecord
-from patchswarm.protocol.members import verify_membership
-from patchswarm.protocol.messages import Renewed
+from patchswarm.protocol.members import Members, verify_membership
+from patchswarm.protocol.messages import ObjectKind, Renewed
 from patchswarm.protocol.signed import peek
 
 DAYS = dt.timedelta(days=1)
@@ -96,3 +97,23 @@ async def test_a_record_is_dated_by_its_serial(root):
     async with head_of(root) as head:
         record = peek(head.fleet._record.sign(), NodeRecord)
         assert abs((record.serial >> 24) - dt.datetime.now(dt.UTC).timestamp()) < 60
+
+
+async def test_a_node_that_was_away_for_days_finds_the_others_where_it_left_them(root, monkeypatch):
+    """All it knew is out of date by then, and its only seed is gone: it still knows where others were."""
+    async with head_of(root) as head:
+        other_address = f"127.0.0.1:{free_port()}"
+        async with (
+            member_of(head, root, "other", listen=other_address) as other,
+            member_of(head, root, "away") as away,
+        ):
+            await until(lambda: other.fleet.node in away.fleet.swarm.gossip.nodes)
+            await until(lambda: any(kind is ObjectKind.NODE for kind, _, _ in away.catalog.objects()))
+            await until(lambda: other_address in remembered(away.catalog))
+            await away.stop()
+            await head.stop()
+            monkeypatch.setattr(Members, "is_gone", lambda self, record: self.unix_s and record.serial < later)
+            later = other.fleet.swarm.gossip.nodes[other.fleet.node].serial + 1
+            other.fleet._say_record()
+            async with Single(away.home, away.config).running() as again:
+                await until(lambda: any(link.node == other.fleet.node for link in again.fleet.swarm.connected()))
