@@ -254,12 +254,20 @@ class Node:
                 for replica in self.replicas.values():
                     replica.lists_here()
             case Dropped(_, names):
-                self._tasks.create_task(asyncio.to_thread(self._remove, names))
+                self._remove_soon(names)
 
     def _report(self, stream: str, what: str) -> None:
         """Put what went wrong with a stream where the operator sees it."""
         if stream in self.replicas:
             self.replicas[stream].report(what)
+
+    def _remove_soon(self, names: tuple[bytes, ...]) -> None:
+        work = asyncio.to_thread(self._remove, names)
+        try:
+            self._tasks.create_task(work)
+        except RuntimeError:  # the node is stopping, in the middle of a publish: no task is begun any more
+            work.close()
+            self._remove(names)
 
     def _remove(self, names: tuple[bytes, ...]) -> None:
         with _going_on("chunks not deleted"):

@@ -12,6 +12,7 @@ from support.streams import model, read_tree, write_tree
 from patchswarm.daemon.errors import NotRisingError, RefusedError
 from patchswarm.protocol.errors import MessageError
 from patchswarm.protocol.manifest import Route
+from patchswarm.storage.chunks import ChunkStore
 from patchswarm.storage.errors import NoSpaceError, NotACheckpointError, SlotsBusyError
 from patchswarm.storage.slots import StreamSlots
 
@@ -199,6 +200,24 @@ async def test_a_publish_that_is_cancelled_leaves_nothing(head, root, monkeypatc
                 gate = gated(patch, StreamSlots, "begin", after=True)
         await cancelled(head, root, gate, register_only=moment == "copy")
     await nothing_left(head, root, before)
+
+
+async def test_a_daemon_that_is_stopped_in_mid_publish_leaves_none_of_its_chunks(root, monkeypatch):
+    async with head_of(root) as head:
+        await publish(head, root, 0)
+        before, home = set(head.store.names()), head.home
+        gate = gated(monkeypatch, head.fleet._store, "put", after=True)
+        directory, _ = trained(root, 1)
+        task = asyncio.create_task(head.publish(STREAM, directory))
+        await gate.until_reached()
+        head.node._tasks._aborting = True  # as a task group is whose node is stopping
+        task.cancel()
+        await asyncio.sleep(0)
+        gate.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        head.node._tasks._aborting = False
+    assert set(ChunkStore(home.chunks).names()) == before
 
 
 @pytest.mark.parametrize("error", [NoSpaceError("the disk is full"), SlotsBusyError("somebody reads")])

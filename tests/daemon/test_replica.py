@@ -82,9 +82,9 @@ async def test_after_many_steps_in_one_go_the_slot_behind_is_copied(head, root, 
         made = await published(head, root, steps)
     applied, apply = [], rebuilding.Rebuilder._apply
 
-    def spy(self, route, source):
+    def spy(self, route, *onto):
         applied.append([leg.version for leg in route])
-        return apply(self, route, source)
+        return apply(self, route, *onto)
 
     monkeypatch.setattr(rebuilding.Rebuilder, "_apply", spy)
     async with Single(home, config).running() as again:
