@@ -223,7 +223,7 @@ def main() -> int:
     parser.add_argument(
         "--rates", type=float, nargs="+", metavar="RATE", default=RATES, help="learning rates  [default: 1e-6 … 1e-3]"
     )
-    parser.add_argument("--quick", action="store_true", help="two rates and four steps: shows that it runs, and little more")
+    parser.add_argument("--quick", action="store_true", help="two rates and four steps: shows that it runs")
     arguments = parser.parse_args()
     for path in filter(None, (arguments.json, arguments.plot)):
         if not path.absolute().parent.is_dir():
