@@ -34,7 +34,9 @@ class Mirroring:
             from .mirror.bucket import Bucket
             from .mirror.reader import Reader
             from .mirror.writer import Writer
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "obstore":
+                raise
             raise BadInputError(
                 "mirror.url is set, and the package obstore is not installed: pip install 'patchswarm[mirror]'"
             ) from None

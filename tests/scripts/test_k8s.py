@@ -2,10 +2,12 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
+from local_fleet import COMMAND, Node, free_port
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install '.[dev]'")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="not installed: pip install '.[dev]'")
@@ -137,6 +139,46 @@ def test_ports_and_users_are_those_of_the_image():
     assert all(each["ports"][0]["containerPort"] == DEFAULT_PORT for each in daemons())
     (user,) = re.findall(r"^USER (\d+):\d+$", CONTAINERFILE, re.MULTILINE)
     assert all(pod["securityContext"]["runAsUser"] == int(user) for pod in pods())
+
+
+# -- the containers that make a home ------------------------------------------------------------------------
+
+
+def run_initial(name, home, **instead):
+    """Run the init container's own command with its own environment, here; what stands in `instead` replaces values."""
+    (container,) = (each for each in containers() if each["name"] == name)
+    environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    assert instead.keys() <= environment.keys() | {"/run/join"}
+    environment |= {name: value for name, value in instead.items() if name in environment}
+    environment |= {"PATCHSWARM_HOME": str(home), "PATH": f"{COMMAND.parent}:/usr/bin:/bin"}
+    shell, flags, script = container["command"]
+    script = script.replace("/run/join", instead.get("/run/join", "/run/join"))
+    return subprocess.run([shell, flags, script], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_head_and_a_rollout_make_their_homes_once(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    head = Node(tmp_path, "head", "us-east/provider-a", address)
+    where = {"PATCHSWARM_INIT_LISTEN": address, "PATCHSWARM_INIT_ADVERTISE": address}
+    for said in (f"lives in {head.home}", ""):  # the second time it is there
+        done = run_initial("init", head.home, **where, PATCHSWARM_INIT_SLOT_DIR=str(tmp_path / "slots"))
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+        assert bool(said) == bool(done.stdout)
+    head.start()
+    try:
+        (tmp_path / "token").write_text(head.invite())
+        listen = f"127.0.0.1:{free_port()}"
+        where = {"PATCHSWARM_JOIN_LISTEN": listen, "PATCHSWARM_JOIN_ADVERTISE": listen, "/run/join": str(tmp_path)}
+        for said in (f"lives in {tmp_path / 'rollout'}", ""):
+            done = run_initial(
+                "join", tmp_path / "rollout", **where, PATCHSWARM_JOIN_SLOT_DIR=str(tmp_path / "slots-2")
+            )
+            assert done.returncode == 0, done.stderr
+            assert said in done.stdout
+            assert bool(said) == bool(done.stdout)
+    finally:
+        head.stop()
 
 
 # -- what docs/deploy.md says --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sys
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from support.streams import model, read_tree, write_tree
 from patchswarm.daemon import beacons
 from patchswarm.daemon import node as node_module
 from patchswarm.daemon.config import Config, Mirror
+from patchswarm.daemon.errors import BadInputError
 from patchswarm.daemon.fleet import enrol
 from patchswarm.daemon.fleet.identity import Identity
 from patchswarm.daemon.fleet.traffic import Kept
@@ -478,3 +480,12 @@ async def test_where_a_web_server_is_the_mirror_its_publisher_only_reads(root, p
             await published(head, root, 0)
             assert head.node._mirroring._writer is None
     assert not place.files
+
+
+async def test_without_the_package_the_daemon_says_what_to_install(root, place, monkeypatch):
+    head_home, head_config = a_head(root, place)
+    for name in [name for name in sys.modules if name.startswith("patchswarm.daemon.mirror.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(BadInputError, match=r"pip install 'patchswarm\[mirror\]'"):
+        Single(head_home, head_config)
