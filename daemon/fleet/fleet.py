@@ -55,6 +55,7 @@ from .listener import Listener
 from .peer import Peer
 from .reach import Reach
 from .record import OwnRecord, remembered
+from .shun import Shunned
 from .standing import Standing
 from .tally import Scope, Tally
 from .traffic import Kept, Traffic
@@ -114,6 +115,7 @@ class Fleet:
         self.peers: dict[int, Peer] = {}
         self._issuer = replace(issuer, introduce=self.swarm.gossip.introductions)
         self._joiners = 0
+        self._shunned = Shunned()
         self._store = store
         self._catalog = catalog
         self._local = local
@@ -415,8 +417,10 @@ class Fleet:
             if address is not None:
                 self.swarm.dial_failed(address, self._now())
             return
-        if sum(link.node_key == key for link in self.swarm.links.values()) >= MAX_LINKS:
-            _log.debug("connection refused", reason="the node has enough")
+        shunned = self._shunned.is_shunned(key, self._now())
+        if shunned or sum(link.node_key == key for link in self.swarm.links.values()) >= MAX_LINKS:
+            reason = "the node broke a rule a moment ago" if shunned else "the node has enough connections"
+            _log.debug("connection refused", reason=reason)
             writer.transport.abort()
             if address is not None:
                 self.swarm.dial_failed(address, self._now())
@@ -429,6 +433,8 @@ class Fleet:
             await peer.run()
         finally:
             del self.peers[peer.number]
+            if peer.broke_rule:
+                self._shunned.offended(key, self._now())
             self.blocks.gone(peer.number)
             self.swarm.link_down(peer.number, self._now())
             self._carry_out()

@@ -96,6 +96,7 @@ class Peer:
         self.address = address
         self.lanes: list[Lane] = []
         self.upload = Meter()
+        self.broke_rule = False
         self._owner = owner
         self._reader = reader
         self._writer = writer
@@ -129,6 +130,7 @@ class Peer:
         except* EOFError:
             _log.debug("link closed by the peer", peer=self.number)
         except* ProtocolError as errors:
+            self.broke_rule = True
             _log.warning("peer broke a rule", peer=self.number, reason=str(errors.exceptions[0]))
         except* OSError as errors:
             _log.debug("link ended", peer=self.number, reason=str(errors.exceptions[0]))

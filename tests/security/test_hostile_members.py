@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import time
 
 import msgpack
 import pytest
@@ -11,8 +12,9 @@ from support.versions import Publisher, key_of, node_record
 
 from patchswarm.daemon.fleet import fleet as fleets
 from patchswarm.daemon.fleet import peer as peers
+from patchswarm.daemon.fleet.shun import FORGIVEN_S, Shunned
 from patchswarm.protocol import census, gossip, spread
-from patchswarm.protocol.framing import MAX_FRAME_BYTES, encode_frame
+from patchswarm.protocol.framing import MAX_FRAME_BYTES, FrameDecoder, encode_frame
 from patchswarm.protocol.manifest import Header, Subject
 from patchswarm.protocol.messages import (
     BlockReject,
@@ -48,6 +50,13 @@ async def hostile(head, root):
     member = await RawMember(head, root / "hostile").dial()
     yield member
     await member.close()
+
+
+def again_as(member):
+    """Another connection of the same member."""
+    other = RawMember.__new__(RawMember)
+    other.__dict__ |= member.__dict__ | {"heard": [], "decoder": FrameDecoder()}
+    return other
 
 
 async def lives_on(head, fleet, checkpoints):
@@ -190,6 +199,35 @@ async def test_headers_of_streams_that_do_not_exist_fill_a_bounded_room(head, ho
     assert len(head.fleet.swarm.gossip._early) == 50
 
 
+async def test_who_broke_a_rule_comes_back_only_after_a_while(head, fleet, hostile, checkpoints):
+    await hostile.greet()
+    hostile.raw(bytes(4))
+    assert await hostile.hung_up()
+    await until(lambda: head.fleet._shunned.is_shunned(hostile.own.node_public_key, time.monotonic()))
+    again = again_as(hostile)
+    await again.dial()
+    assert await again.hear(Hello) is None, "it is not even greeted"
+    await until(lambda: not head.fleet._shunned.is_shunned(hostile.own.node_public_key, time.monotonic()))
+    later = again_as(hostile)
+    await later.dial()
+    assert await later.greet()
+    assert await lives_on(head, fleet, checkpoints)
+    for each in (again, later):
+        await each.close()
+
+
+def test_each_offence_is_longer_remembered_and_the_last_forgiven():
+    shunned, key = Shunned(), bytes(32)
+    for count, wait_s in enumerate((1, 2, 4, 8, 16, 32, 60, 60)):
+        at_s = 100.0 * count
+        shunned.offended(key, at_s)
+        assert shunned.is_shunned(key, at_s + wait_s - 0.1)
+        assert not shunned.is_shunned(key, at_s + wait_s + 0.1)
+    assert not shunned.is_shunned(bytes([1] * 32), 700.0), "nobody else"
+    shunned.offended(key, 700.0 + FORGIVEN_S + 1)
+    assert not shunned.is_shunned(key, 700.0 + FORGIVEN_S + 2.5), "it begins anew"
+
+
 # -- floods --------------------------------------------------------------------------------------------------
 
 
@@ -254,8 +292,7 @@ async def test_one_member_has_few_connections(head, hostile, monkeypatch):
     monkeypatch.setattr(fleets, "MAX_LINKS", 2)
     others = []
     for _ in range(5):
-        other = RawMember.__new__(RawMember)
-        other.__dict__ |= hostile.__dict__ | {"heard": [], "decoder": type(hostile.decoder)()}
+        other = again_as(hostile)
         others.append(await other.dial())
     await until(lambda: len(head.fleet.peers) == 2)
     await until(lambda: sum(other.reader.at_eof() for other in others) >= 3)
