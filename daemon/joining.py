@@ -86,7 +86,7 @@ class Joining:
         if digests is None or layout is None:
             raise StorageError(f"the lists of version {manifest.version} are not to be had")
         _log.info("fetching blocks", stream=stream, version=manifest.version, manifest=short(name))
-        async with replica.building_lock:
+        async with replica.quietly():
             if not replica.slots.slots():
                 slot = await self._build(manifest, name, layout, digests)
                 _log.info("committed", stream=stream, version=slot.version, manifest=short(name), how="blocks")

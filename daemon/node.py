@@ -33,7 +33,7 @@ from .config import Config, Local, Stream
 from .desk import Desk
 from .errors import HomeError
 from .fleet.enrol import Issuer
-from .fleet.fleet import Fleet, LocalEffect
+from .fleet.fleet import ChunkStored, Fleet, LocalEffect
 from .fleet.identity import Identity
 from .fleet.listener import bind
 from .home import Home, read_token
@@ -250,6 +250,10 @@ class Node:
             case RouteReady(stream, route):
                 if stream in self.replicas:
                     self.replicas[stream].route_ready(route)
+            case ChunkStored(name):
+                for stream in self.fleet.streams_of(name):
+                    if stream in self.replicas:
+                        self.replicas[stream].chunk_came()
             case IndexHere():
                 for replica in self.replicas.values():
                     replica.lists_here()

@@ -21,6 +21,7 @@ from ..storage.chunks import ChunkStore
 from ..storage.errors import ChunkCorruptError, ChunkMissingError, ProofFailedError, StorageError
 from ..storage.rebuild import ByteSource
 from ..storage.slots import Slot, StreamSlots
+from .ahead import Ahead
 from .transition import chunk_readers, read_digests, read_layout
 
 _log: Final = structlog.get_logger(__name__)
@@ -40,6 +41,7 @@ class Rebuilder:
         self._store = store
         self._threads = threads
         self._verify_first = verify_first
+        self.ahead = Ahead(slots, store, threads)
         self.applying: Transition | None = None
         """The leg that was applied last: the one whose bytes did not fit, after a BaseMismatchError."""
 
@@ -49,7 +51,10 @@ class Rebuilder:
         Raises BaseMismatchError or ProofFailedError when the bytes contradict the trainer's, SlotsBusyError,
         ChunkMissingError, ChunkCorruptError, StorageError; nothing is committed then.
         """
-        building = self._apply(route, self._source(route[0].source, base))
+        begun = self.ahead.take(route[0])
+        if begun is None:
+            begun = self._slots.begin(read_layout(self._store, route[0]), self._source(route[0].source, base)), 0
+        building = self._apply(route, *begun)
         try:
             proven = self._prove(building, route[-1]) if self._verify_first else False
             return building.commit(manifest.epoch, manifest.version, route[-1].target, manifest.label, proven=proven)
@@ -59,6 +64,7 @@ class Rebuilder:
 
     def copy(self, base: BaseSource, manifest: Manifest) -> Slot:
         """Commit a copy of the local base, which is the version of `manifest`."""
+        self.ahead.give_up()
         building = self._slots.begin(base.layout, base)
         try:
             return building.commit(manifest.epoch, manifest.version, base.manifest, manifest.label, proven=False)
@@ -68,6 +74,7 @@ class Rebuilder:
 
     def twin(self, route: Sequence[Transition], current: Slot) -> None:
         """Bring the slot behind to the committed version: over a short `route` that serves, else by copying."""
+        self.ahead.give_up()
         building = self._advanced(route)
         if building is None:
             building = self._slots.begin(current.layout, current)
@@ -87,20 +94,24 @@ class Rebuilder:
             return base
         raise StorageError(f"version {short(manifest)}, from which the route starts, is not here any more")
 
-    def _apply(self, route: Sequence[Transition], source: Slot | ByteSource | None) -> Building:
-        building = self._slots.begin(read_layout(self._store, route[0]), source)
+    def _apply(self, route: Sequence[Transition], building: Building, applied: int) -> Building:
+        """Apply every chunk of a route save those of its first leg that the bitmap `applied` holds."""
         try:
-            with ThreadPoolExecutor(self._threads, thread_name_prefix="apply") as pool:
-                for leg in route:
-                    self.applying = leg
-                    building.advance(read_layout(self._store, leg))
-                    # Results are consumed as they come, so that the first failure stops the leg.
-                    for _ in pool.map(lambda read: building.apply(read()), chunk_readers(self._store, leg)):
-                        pass
+            for leg in route:
+                building.advance(read_layout(self._store, leg))
+                self._apply_leg(leg, building, applied)
+                applied = 0
         except BaseException:
             building.abort()
             raise
         return building
+
+    def _apply_leg(self, leg: Transition, building: Building, applied: int) -> None:
+        self.applying = leg
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="apply") as pool:
+            # Results are consumed as they come, so that the first failure stops the leg.
+            for _ in pool.map(lambda read: building.apply(read()), chunk_readers(self._store, leg, applied)):
+                pass
 
     def _prove(self, building: Building, leg: Transition) -> bool:
         if building.digests(self._threads) != read_digests(self._store, leg):
@@ -115,7 +126,7 @@ class Rebuilder:
         if behind is None or len(route) > APPLIED_LEGS:
             return None
         try:
-            return self._apply(route, behind)
+            return self._apply(route, self._slots.begin(read_layout(self._store, route[0]), behind), 0)
         except BaseMismatchError as error:
             _log.warning("the slot behind is damaged", stream=behind.stream, version=behind.version, reason=str(error))
             self._slots.withdraw(behind)

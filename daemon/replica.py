@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..protocol.errors import BaseMismatchError, ProtocolError
 from ..protocol.ids import short
 from ..protocol.layout import Layout
 from ..protocol.manifest import Head, Transition
+from ..protocol.ranges import iterate
 from ..storage.chunks import ChunkStore
 from ..storage.errors import (
     ChunkCorruptError,
@@ -228,6 +230,46 @@ class Replica:
                     self._route = route if self._fleet.view.is_usable(self.stream, route) else None
             if self._behind and self._route is None:
                 await self._try(self._make_twin)
+            if not self._route and not self._behind:
+                await self._go_ahead()
+
+    async def _go_ahead(self) -> None:
+        """Apply what has come of the next version. Whatever is in the way, the version is built when it is complete."""
+        ahead = self._rebuilder.ahead
+        async with self.building_lock:
+            current = self.current()
+            series = self._fleet.view.coming(self.stream, current.manifest if current else b"")
+            of = (series.transition or series.opening) if series is not None and self._may_begin(current) else None
+            if series is None or of is None:
+                await finish(asyncio.to_thread(ahead.give_up))
+                return
+            lacking = ahead.lacks(series.attempt, series.have.data)
+            if not lacking:
+                return
+            new = [(ordinal, series.chunks[ordinal][0]) for ordinal in iterate(lacking)]
+            try:
+                await finish(asyncio.to_thread(ahead.go_on, of, current, new))
+            except SlotsBusyError:
+                pass  # a reader holds the slot: perhaps not when the next chunk comes
+            except (StorageError, ProtocolError, OSError) as error:
+                _log.info("not applied ahead", stream=self.stream, version=of.version, reason=str(error))
+
+    def _may_begin(self, current: Slot | None) -> bool:
+        """Whether a version may be begun before it is complete: readers of an only slot would have to wait for it."""
+        if self.slots.count < 2 or self._rested_at_s > time.monotonic() or self.compares_base:
+            return False
+        return current is not None or not self.slots.slots()
+
+    @asynccontextmanager
+    async def quietly(self) -> AsyncIterator[None]:
+        """Nothing is built in the slots, nor begun, as long as this is held."""
+        async with self.building_lock:
+            await finish(asyncio.to_thread(self._rebuilder.ahead.give_up))
+            yield
+
+    def chunk_came(self) -> None:
+        """A chunk of the stream is in the store: of the next version, perhaps."""
+        self._wake.set()
 
     def _may_follow(self, route: Sequence[Transition]) -> bool:
         """Whether a route may be built now, or its time comes later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..protocol.layout import Layout, decode_layout
-from ..protocol.manifest import BlobRef, Transition
+from ..protocol.manifest import BlobRef, Opening, Transition
 from ..protocol.seal import ChunkSealer, index_entries, open_blob
 from ..storage.chunks import ChunkStore
 
@@ -15,7 +15,7 @@ def read_blob(store: ChunkStore, ref: BlobRef) -> bytes:
     return open_blob(ref, [store.get(name) for name, _ in ref.chunks])
 
 
-def read_layout(store: ChunkStore, transition: Transition) -> Layout:
+def read_layout(store: ChunkStore, transition: Opening | Transition) -> Layout:
     """The layout that a transition leads to: that of all its parts, in order. Raises LayoutError too."""
     layouts = [decode_layout(read_blob(store, part.layout)) for part in transition.parts]
     return layouts[0] if len(layouts) == 1 else Layout(tuple(file for each in layouts for file in each.files))
@@ -34,12 +34,16 @@ def chunk_names(store: ChunkStore, transition: Transition) -> list[bytes]:
     return names
 
 
-def chunk_readers(store: ChunkStore, transition: Transition) -> Iterator[Callable[[], bytes]]:
-    """For each chunk a call that gives its opened contents. Raises SealError for a chunk that belongs elsewhere."""
+def chunk_readers(store: ChunkStore, transition: Transition, applied: int = 0) -> Iterator[Callable[[], bytes]]:
+    """For each chunk a call that gives its opened contents. Raises SealError for a chunk that belongs elsewhere.
+
+    Chunks whose ordinal is in the bitmap `applied` are left out.
+    """
     for number, part in enumerate(transition.parts):
         sealer = ChunkSealer(transition, number)
         for ordinal, (name, _) in enumerate(index_entries(read_blob(store, part.index)), part.first):
-            yield _reader(store, sealer, ordinal, name)
+            if not applied >> ordinal & 1:
+                yield _reader(store, sealer, ordinal, name)
 
 
 def _reader(store: ChunkStore, sealer: ChunkSealer, ordinal: int, name: bytes) -> Callable[[], bytes]:

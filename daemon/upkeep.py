@@ -183,7 +183,7 @@ class Upkeep:
 
     async def _mend(self, slot: Slot, bad: list[int], digests: bytes) -> int:
         replica = self._replica
-        async with replica.building_lock:
+        async with replica.quietly():
             await asyncio.to_thread(self._vouch, slot, digests)
             left = await asyncio.to_thread(replica.slots.repair, slot, bad, digests)
             left = await self._from_others(slot, left, digests)

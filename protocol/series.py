@@ -175,6 +175,12 @@ class Series:
         """Bitmap of blob chunks that are not here."""
         return self.named_meta & ~self.have.meta
 
+    def lacks_layout(self) -> bool:
+        """Whether any blob chunk of the layout is not here: they are the first ones."""
+        of = self.transition or self.opening
+        count = sum(len(part.layout.chunks) for part in of.parts) if of is not None else 0
+        return of is None or bool(((1 << count) - 1) & ~self.have.meta)
+
     def missing_data(self) -> int:
         """Bitmap of named data chunks that are not here."""
         return self.named & ~self.have.data

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...protocol.manifest import Manifest, Subject, Transition
+from ...protocol.series import Series
 from ...protocol.swarm import Swarm
 
 
@@ -92,6 +93,29 @@ class View:
         if not missing:
             return None
         return max(leg.version[1] for leg in legs), max(total - missing, 0), total
+
+    def coming(self, stream: str, current: bytes) -> Series | None:
+        """The next version's series, once its layout is here: what the route to the head is, or what a head is making.
+
+        It starts from the version `current`, or from nothing when that is empty.
+        """
+        table = self._swarm.fetch.stock.series
+        following = self._swarm.fetch.routing.following.get(stream)
+        if following is not None and following.route:
+            leg = following.route[0]
+            found = [table[leg.attempt]] if leg.attempt in table and leg.source == current else []
+        else:
+            found = [
+                each
+                for each in table.values()
+                if each.stream == stream and each.transition is None and each.source == current
+            ]
+        ready = [each for each in found if not each.lacks_layout() and not self._is_ours(each)]
+        return max(ready, key=lambda each: each.version, default=None)
+
+    def _is_ours(self, series: Series) -> bool:
+        of = series.transition or series.opening
+        return of is not None and any(part.node == self._swarm.node for part in of.parts)
 
     def way_in_bytes(self, stream: str) -> int | None:
         """Bytes still to fetch of the route to the head, None when there is none that peers offer."""

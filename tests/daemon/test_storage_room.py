@@ -163,7 +163,7 @@ def test_steps_on_a_slow_disk_gather_and_are_applied_in_one_go(own_fleet, stream
         fleet.publish(directory, stream, on=[fleet.head] if number > 1 else None)
         tensors = stepped(tensors, random)
     fleet.check(node, stream, 4, files_of(directory))
-    committed = [line for line in node.log.read_text().splitlines() if '"committed"' in line]
+    committed = [line for line in node.log.read_text().splitlines() if '"message":"committed"' in line]
     assert len(committed) <= 3
 
 
