@@ -36,7 +36,11 @@ class Sight:
     """When the newest file in it was last written."""
     marked: bool
     indexed: bool
-    delta: bool
+
+    @property
+    def delta(self) -> bool:
+        """Whether it holds changes instead of a checkpoint. Opens the index, which may be megabytes."""
+        return self.indexed and is_delta(self.path)
 
     @property
     def name(self) -> str:
@@ -90,7 +94,7 @@ def _sight(path: Path, marker: str) -> Sight | None:
     if not newest:
         return None
     indexed = any(name.endswith(INDEX_SUFFIX) for name in names)
-    return Sight(path, seen.hexdigest()[:32], newest, marker in names, indexed, indexed and is_delta(path))
+    return Sight(path, seen.hexdigest()[:32], newest, marker in names, indexed)
 
 
 class Patience:
@@ -115,7 +119,7 @@ class Patience:
                 return sight.indexed
             case "settled":
                 return settled
-        return sight.marked or sight.delta or settled
+        return sight.marked or settled or sight.delta
 
     def forget(self, names: set[str]) -> None:
         """Keep only what is known of `names`."""
