@@ -47,7 +47,8 @@ compile_kernels() {
 engine_environment() {
   local venv=${PATCHSWARM_ENGINE_VENV:-.engine/venv}
   fill_environment "$venv" engine "$(cat pyproject.toml scripts/constraints.txt | cksum)" \
-    --constraint scripts/constraints.txt --editable '.[torch]' transformers openai >&2 || return
+    --constraint scripts/constraints.txt --editable '.[torch]' transformers openai \
+    pytest pytest-asyncio pytest-timeout hypothesis >&2 || return
   compile_kernels "$venv" >&2 || return
   echo "$venv"
 }
