@@ -91,12 +91,19 @@ def _refuse_delta(directory: Path) -> None:
 
 
 @click.command()
+@click.option(
+    "--watch", "-w", "watching", is_flag=True, help="Go on showing it until Ctrl-C; with --json a line a second."
+)
 @options.json
 @options.home
 @options.socket
-def status(*, as_json: bool, home: Home, socket: Path | None) -> None:
+def status(*, watching: bool, as_json: bool, home: Home, socket: Path | None) -> None:
     """Show the streams, how far behind they are, and the peers."""
     client = client_of(home, socket)
+    if watching:
+        from .screen import watch
+
+        watch(client, as_json=as_json)
     streams, peers, problems = client.streams(), client.peers(), client.node().problems
     if as_json:
         console.print_json({"streams": streams, "peers": peers, "problems": problems})
