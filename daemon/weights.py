@@ -91,9 +91,7 @@ def _refuse_delta(directory: Path) -> None:
 
 
 @click.command()
-@click.option(
-    "--watch", "-w", "watching", is_flag=True, help="Go on showing it until Ctrl-C; with --json a line a second."
-)
+@click.option("--watch", "-w", "watching", is_flag=True, help="Go on until Ctrl-C; with --json a line a second.")
 @options.json
 @options.home
 @options.socket
