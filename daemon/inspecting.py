@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from . import console, options
 from .errors import BadInputError
@@ -174,6 +173,8 @@ def _compare(pair: Pair, *, quiet: bool) -> Stillness:
 
 
 def _document(pair: Pair, stillness: Stillness) -> dict[str, Any]:
+    import msgspec
+
     return {"old": pair.old, "new": pair.new, **msgspec.to_builtins(stillness)}
 
 
