@@ -116,7 +116,7 @@ def test_chunks_that_will_not_fit_are_not_fetched_until_they_do(own_fleet, strea
 
 @needs_root
 def test_two_streams_never_count_on_the_same_bytes(own_fleet, stream, tmp_path, random):
-    """Each would fit alone, beside what is never given out; the second waits until the first needs its chunks no more."""
+    """Each would fit alone; the second waits until the first needs its chunks no more."""
     fleet, other = own_fleet, f"{stream}-other"
     node = fleet.add("node", "eu-west/b", start=False)
     with tmpfs(tmp_path / "disk", 40) as disk:
