@@ -7,8 +7,10 @@ import msgspec
 import pytest
 from daemon.nodes import Head, make_head, make_member
 from daemon.single import Single, head_of, short_path, until
+from structlog.testing import CapturingLogger
 from support.streams import model, read_tree, write_tree
 
+from patchswarm.daemon import anchors
 from patchswarm.daemon.config import Stream
 from patchswarm.protocol import anchoring, gossip
 from patchswarm.protocol.anchoring import due_renewals
@@ -69,7 +71,8 @@ async def test_a_host_with_a_base_that_is_older_than_anyone_remembers_gets_in(ro
             assert Route.FULL not in kinds
 
 
-async def test_a_base_whose_files_are_gone_is_said_once_and_a_full_transition_is_made_all_the_same(root, capsys):
+async def test_a_base_whose_files_are_gone_is_said_once_and_a_full_transition_is_made_all_the_same(root, monkeypatch):
+    monkeypatch.setattr(anchors, "_log", log := CapturingLogger())
     made = make_head(root / "head")
     config = msgspec.structs.replace(made.config, stream={STREAM: Stream(anchor_every=1, full_every=8)})
     async with Single(made.home, config).running() as head:
@@ -79,4 +82,4 @@ async def test_a_base_whose_files_are_gone_is_said_once_and_a_full_transition_is
         for steps in range(1, WINDOW):
             await published(head, root, steps)
         await until(lambda: any(each.kind is Route.FULL for each in head.fleet.swarm.gossip.routes(STREAM)))
-        assert capsys.readouterr().out.count("no skip from a base") == 1
+        assert [each.args for each in log.calls if each.method_name == "error"] == [("no skip from a base",)]
