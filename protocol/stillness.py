@@ -93,31 +93,24 @@ class Counts:
 
 
 class Tally:
-    """The counts of many tensors of one kind, and the bound that they add up to."""
+    """The counts of many tensors of one kind, taken together in `whole`, and the bound that they add up to."""
 
     def __init__(self, kind: Kind) -> None:
-        whole = Counts(kind)
-        self.kind = kind
-        self.present, self.changed, self.steps, self.distances = (
-            whole.present,
-            whole.changed,
-            whole.steps,
-            whole.distances,
-        )
+        self.whole = Counts(kind)
         self._mask_bits = 0.0
 
     def add(self, tensor: Counts) -> None:
         """Add a tensor that was seen to its end."""
         self._mask_bits += _mask_bits(tensor.present, tensor.changed)
-        self.present += tensor.present
-        self.changed += tensor.changed
-        self.steps += tensor.steps
-        self.distances += tensor.distances
+        self.whole.present += tensor.present
+        self.whole.changed += tensor.changed
+        self.whole.steps += tensor.steps
+        self.whole.distances += tensor.distances
 
     @property
     def bound_bytes(self) -> float:
         """Bytes to say which elements changed, given tensor and old exponent, and their steps, given the exponent."""
-        return (self._mask_bits + _step_bits(self.steps)) / 8
+        return (self._mask_bits + _step_bits(self.whole.steps)) / 8
 
 
 def bound_bytes(kind: Kind, tensors: Iterable[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> tuple[float, int]:
@@ -127,7 +120,7 @@ def bound_bytes(kind: Kind, tensors: Iterable[tuple[NDArray[np.uint8], NDArray[n
         counts = Counts(kind)
         counts.see(old, new)
         tally.add(counts)
-    return tally.bound_bytes, int(tally.changed.sum())
+    return tally.bound_bytes, int(tally.whole.changed.sum())
 
 
 def _mask_bits(present: NDArray[np.int64], changed: NDArray[np.int64]) -> float:

@@ -7,7 +7,7 @@ codec that a publish uses; only the cut into chunks may differ from it by a few 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -136,22 +136,25 @@ def _matching(old: Source, new: Source) -> list[int]:
     for source, has in ((old, before), (new, after)):
         if not has:
             raise NotComparableError(f"{source.directory} has no tensors: give a directory with safetensors files")
-    shapes = {placed.region.name: placed for placed in before}
+    known = {placed.region.name: placed for placed in before}
     for placed in after:
         if match[placed.number] < 0:
-            other = shapes.get(placed.region.name)
-            if other is None:
-                raise _apart(f"tensor {placed.region.name!r} is in {new.directory} and not in {old.directory}")
-            raise _apart(f"tensor {placed.region.name!r} is {_form(other)} in {old.directory} and {_form(placed)} in "
-                         f"{new.directory}")  # fmt: skip
-    gone = shapes.keys() - {placed.region.name for placed in after}
+            raise _apart(old, new, placed.region.name, known.get(placed.region.name), placed)
+    gone = known.keys() - {placed.region.name for placed in after}
     if gone:
-        raise _apart(f"tensor {min(gone)!r} is in {old.directory} and not in {new.directory}")
+        raise _apart(old, new, min(gone), known[min(gone)], None)
     return match
 
 
-def _apart(what: str) -> NotComparableError:
-    return NotComparableError(f"{what}: give two versions of the same model in the same dtypes")
+def _apart(old: Source, new: Source, name: str, before: Placed | None, after: Placed | None) -> NotComparableError:
+    """What is wrong with a tensor that is not the same in both."""
+    if before is None:
+        what = f"is in {new.directory} and not in {old.directory}"
+    elif after is None:
+        what = f"is in {old.directory} and not in {new.directory}"
+    else:
+        what = f"is {_form(before)} in {old.directory} and {_form(after)} in {new.directory}"
+    return NotComparableError(f"tensor {name!r} {what}: give two versions of the same model in the same dtypes")
 
 
 def _form(placed: Placed) -> str:
@@ -239,16 +242,16 @@ class _Seen:
             bound_reached=bound / tensor_patch_bytes if tensor_patch_bytes else 1.0,
             dtypes=[part.part(name) for name, part in self.dtypes.items()],
             groups=[part.part(name) for name, part in self.groups.items()],
-            exponents=[part for (dtype, _), tally in self.tallies.items() for part in _exponents(dtype, tally)],
-            distances=_distances(list(self.tallies.values())),
+            exponents=[part for (dtype, _), tally in self.tallies.items() for part in _exponents(dtype, tally.whole)],
+            distances=_distances(self.tallies.values()),
         )
 
 
-def _exponents(dtype: str, tally: Tally) -> Iterator[ExponentPart]:
-    for context in np.flatnonzero(tally.present).tolist():
-        exponent = exponent_of(tally.kind, context)
+def _exponents(dtype: str, counts: Counts) -> Iterator[ExponentPart]:
+    for context in np.flatnonzero(counts.present).tolist():
+        exponent = exponent_of(counts.kind, context)
         if exponent is not None:
-            elements, changed = int(tally.present[context]), int(tally.changed[context])
+            elements, changed = int(counts.present[context]), int(counts.changed[context])
             yield ExponentPart(
                 dtype=dtype,
                 exponent=exponent,
@@ -258,11 +261,11 @@ def _exponents(dtype: str, tally: Tally) -> Iterator[ExponentPart]:
             )
 
 
-def _distances(tallies: Sequence[Tally]) -> list[Distance]:
+def _distances(tallies: Iterable[Tally]) -> list[Distance]:
     """Up to the furthest that anything moved."""
     counts = np.zeros(DISTANCES, np.int64)
     for tally in tallies:
-        counts += tally.distances
+        counts += tally.whole.distances
     far = int(np.flatnonzero(counts).max(initial=-1)) + 1
     return [
         Distance(least=2 ** (c - 1) + 1 if c else 1, most=2**c, changed=count)

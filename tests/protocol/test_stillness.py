@@ -129,5 +129,10 @@ def test_bytes_that_are_no_whole_elements_are_refused():
 
 def test_a_tally_holds_no_more_however_much_it_saw():
     tally = Tally(Kind.BF16)
-    held = tally.steps.nbytes + tally.present.nbytes + tally.changed.nbytes + tally.distances.nbytes
-    assert held < 100_000
+    before = random_bytes(Kind.BF16, 50_000, 1)
+    for seed in range(3):
+        counts = seen(Kind.BF16, before, changed_copy(Kind.BF16, before, 0.01, seed))
+        tally.add(counts)
+        held = [getattr(tally.whole, name) for name in ("present", "changed", "steps", "distances")]
+        assert sum(array.nbytes for array in held) < 100_000
+    assert tally.whole.present.sum() == 150_000
