@@ -18,13 +18,14 @@ from typing import IO, Final
 import structlog
 
 from ..protocol.chain import plan_route
+from ..protocol.errors import ProtocolError
 from ..protocol.manifest import Manifest, Transition
 from ..storage.composed import Leg, compose_legs
 from ..storage.delta import Work, common_tensors, compare, write_delta
 from ..storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from ..storage.slots import Slot
 from .fleet.fleet import Fleet
-from .local.errors import UnavailableError, UnknownVersionError
+from .local.errors import LoadInFullError, UnavailableError, UnknownVersionError
 from .local.service import OpenDelta
 from .replica import Replica
 from .transition import chunk_readers, read_layout
@@ -139,6 +140,8 @@ class Deltas:
 
     def _end(self, replica: Replica, begin: Slot, version: int | None) -> _End:
         slot = replica.current() if version is None else _slot(replica, version)
+        if slot is None and version is None:
+            raise UnknownVersionError(f"{replica.stream} has no version that is served now: name one, or wait")
         if slot is not None:
             return _End(slot.manifest, slot.epoch, slot.version, slot.label, slot)
         manifests = [
@@ -169,6 +172,10 @@ class Deltas:
         except (ChunkMissingError, ChunkCorruptError) as error:
             raise UnavailableError(
                 f"chunks on the way to version {end.version} are gone ({error}): ask again"
+            ) from None
+        except ProtocolError as error:
+            raise LoadInFullError(
+                f"a transition to version {end.version} does not fit ({error}): load in full"
             ) from None
         except asyncio.CancelledError:
             stop.set()

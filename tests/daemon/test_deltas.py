@@ -8,7 +8,9 @@ import pytest
 from safetensors import deserialize
 from support.checkpoints import model, stepped, write
 
+from patchswarm.daemon.local import errors
 from patchswarm.daemon.local.errors import UnknownVersionError
+from patchswarm.protocol.errors import BaseMismatchError
 from patchswarm.storage.errors import LoadInFullError
 
 from .single import head_of, member_of, short_path, until
@@ -171,3 +173,25 @@ async def test_who_goes_away_ends_the_work(fleet, monkeypatch):
         await reading
     monkeypatch.undo()
     assert leads(await read(member, 1, 2), *publishing.versions)
+
+
+async def test_what_no_version_or_no_fitting_transition_leads_to_is_one_clear_error(fleet, monkeypatch):
+    publishing, member = fleet
+    for number in (1, 2):
+        await publishing.step()
+        await member.committed(STREAM, number)
+        await member.node.service.lease(STREAM, number, 60)
+    await publishing.step()
+    await until(lambda: len(member.fleet.view.complete(STREAM)) == len(publishing.head.fleet.view.complete(STREAM)))
+    from patchswarm.daemon import deltas
+
+    def not_fitting(*_):
+        raise BaseMismatchError("the old values are not the base's")
+        yield
+
+    monkeypatch.setattr(deltas, "compose_legs", not_fitting)
+    with pytest.raises(errors.LoadInFullError, match="a transition to version 3 does not fit"):
+        await read(member, 2, 3)
+    monkeypatch.setattr(member.node.replicas[STREAM], "current", lambda: None)
+    with pytest.raises(UnknownVersionError, match="no version that is served now"):
+        await read(member, 2, None)
