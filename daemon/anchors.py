@@ -19,18 +19,20 @@ import msgspec
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ..protocol.anchoring import Anchor, due_anchors, due_renewals
+from ..protocol.anchoring import Anchor, due_anchors, due_renewals, size_of
+from ..protocol.chain import plan_route
 from ..protocol.errors import ProtocolError
 from ..protocol.ids import short
-from ..protocol.manifest import Header, Opening, OpeningPart, Subject, Transition, TransitionPart
+from ..protocol.manifest import Header, Opening, OpeningPart, Route, Subject, Transition, TransitionPart
 from ..protocol.messages import ObjectKind
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.base import BaseSource
-from ..storage.diff import Diff, DiffResult, DiffStoppedError, Parent
+from ..storage.diff import Diff, DiffResult, DiffStoppedError, Made, Parent
 from ..storage.errors import BaseDiffersError, SlotGoneError, StorageError
 from ..storage.files import Files
 from ..storage.held import HeldSlot
 from ..storage.slots import Slot
+from ..storage.space import Reservation
 from .config import Stream
 from .desk import Desk, Signed, signed
 from .making import MAX_CHUNK_BYTES, MIN_JOB_BYTES
@@ -48,16 +50,26 @@ RETRY_S: Final = 30.0
 
 
 class Anchors:
-    """The anchors of one stream on its head. `run` is its task."""
+    """The anchors of one stream on its head. `run` is its task.
+
+    `reserve` sets aside bytes for chunks, so that what is made in the background never fills the disk.
+    """
 
     def __init__(
-        self, replica: Replica, desk: Desk, key: Ed25519PrivateKey, options: Stream, is_busy: Callable[[], bool]
+        self,
+        replica: Replica,
+        desk: Desk,
+        key: Ed25519PrivateKey,
+        options: Stream,
+        is_busy: Callable[[], bool],
+        reserve: Callable[[int], Reservation],
     ) -> None:
         self._replica = replica
         self._desk = desk
         self._key = key
         self._options = options
         self._is_busy = is_busy
+        self._reserve = reserve
         self._frozen: Slot | None = None
         self._lost: set[bytes] = set()  # bases whose files are not where they were
         self._working: tuple[Diff, asyncio.Event] | None = None
@@ -186,8 +198,9 @@ class Anchors:
                     parent = await asyncio.to_thread(self._parent, stack, anchor, source)
                     if parent is None:
                         return
+                room = stack.enter_context(self._reserve(self._most_bytes(anchor, target)))
                 files = HeldSlot(stack.enter_context(slots.hold(target)))
-                found = await self._encode(files, parent, opening)
+                found = await self._encode(files, parent, opening, room)
         finally:
             slots.unpin(target)
             self._replica.slot_freed()
@@ -204,6 +217,13 @@ class Anchors:
             version=target.version,
             size_bytes=sum(made.size for made in found.chunks),
         )
+
+    def _most_bytes(self, anchor: Anchor, target: Slot) -> int:
+        """What an anchor may come to: a skip no more than the steps that it takes the place of, if they are known."""
+        routes = self._desk.fleet.swarm.gossip.routes(self._replica.stream)
+        steps = [each for each in routes if each.kind is Route.STEP]
+        way = plan_route(frozenset((anchor.source,)), target.manifest, steps, size_of) if anchor.source else None
+        return target.layout.size if way is None else sum(map(size_of, way))
 
     def _parent(self, stack: contextlib.ExitStack, anchor: Anchor, source: Transition) -> Parent | None:
         """The bytes that the anchor starts from, held as long as the stack; None when they are not here."""
@@ -229,9 +249,14 @@ class Anchors:
             _log.error("no skip from a base", stream=self._replica.stream, reason=reason)
             self._lost.add(anchor.source)
 
-    async def _encode(self, files: HeldSlot, parent: Parent | None, opening: Opening) -> DiffResult:
+    async def _encode(self, files: HeldSlot, parent: Parent | None, opening: Opening, room: Reservation) -> DiffResult:
         desk = self._desk
         made: list[bytes] = []
+
+        def keep(chunk: Made) -> None:
+            made.append(chunk.name)
+            room.spend(chunk.size)
+
         chunk_bytes = max(files.layout.size // (64 * desk.fleet.view.sites()), 1)
         diff = Diff(
             files,
@@ -239,7 +264,7 @@ class Anchors:
             None,
             desk.store,
             ChunkSealer(opening, 0).seal,
-            made=lambda chunk: made.append(chunk.name),
+            made=keep,
             advanced=lambda _: None,
             codec=desk.codec,
             job_bytes=max(desk.memory_limit // (8 * desk.threads), MIN_JOB_BYTES),

@@ -119,7 +119,8 @@ class Node:
         self._threads = os.cpu_count() or 1
         self._is_head = identity.publisher_key is not None
         self._slot_dir = slot_dir
-        space = Space()
+        space = self._space = Space()
+        self._chunks = chunks
         # On a file system of their own the slots may take everything: only the home's has a catalog to go on.
         shared = slot_dir.path.stat().st_dev == chunks.stat().st_dev
         self._slot_space = space if shared else Space(margin_bytes=0)
@@ -230,7 +231,14 @@ class Node:
         self._tasks.create_task(self._witness.follow(made))
         self._tasks.create_task(Joining(made, self.fleet).run())
         if self._key is not None:
-            anchors = Anchors(made, self._desk, self._key, options, partial(self.publisher.holds_back, stream))
+            anchors = Anchors(
+                made,
+                self._desk,
+                self._key,
+                options,
+                partial(self.publisher.holds_back, stream),
+                partial(self._space.reserve, self._chunks, what=f"an anchor of {stream}"),
+            )
             self._anchors[stream] = anchors
             self._tasks.create_task(anchors.run())
         self.service.stream_appeared()

@@ -73,7 +73,7 @@ def due_anchors(
 
 def _skip_due(base: bytes, head: bytes, version: int, known: list[Transition], anchor_every: int) -> bool:
     """Whether the way in from one base has to be made anew."""
-    way_in = plan_route(frozenset((base,)), head, [each for each in known if each.kind is not Route.FULL], _size)
+    way_in = plan_route(frozenset((base,)), head, [each for each in known if each.kind is not Route.FULL], size_of)
     if way_in is None:
         return True
     if not way_in:
@@ -93,15 +93,16 @@ def _full_due(head: bytes, version: int, known: list[Transition], full_every: in
         return bool(full_every) and any(version - each.version >= full_every for each in known)
     if full_every and fulls and version - max(each.version for each in fulls) >= full_every:
         return True
-    way_in = plan_route(frozenset(), head, known, _size)
+    way_in = plan_route(frozenset(), head, known, size_of)
     if way_in is None:
         return True
-    return sum(_size(leg) for leg in way_in) > 2 * _size(way_in[0]) or version - way_in[0].version >= _FAR
+    return sum(size_of(leg) for leg in way_in) > 2 * size_of(way_in[0]) or version - way_in[0].version >= _FAR
 
 
 def _order(transition: Transition) -> tuple[int, int]:
     return transition.epoch, transition.version
 
 
-def _size(transition: Transition) -> int:
+def size_of(transition: Transition) -> int:
+    """Sealed bytes of a transition's chunks."""
     return sum(part.size for part in transition.parts)

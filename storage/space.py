@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -12,22 +13,24 @@ from .files import Files
 
 
 class Reservation:
-    """Bytes set aside on one file system, until closed. `spend` gives back what has been written."""
+    """Bytes set aside on one file system, until closed. `spend` gives back what has been written. Thread-safe."""
 
     def __init__(self, space: Space, device: int, size_bytes: int) -> None:
         self._space = space
         self._device = device
         self._left_bytes = size_bytes
+        self._lock = threading.Lock()
 
     def spend(self, size_bytes: int) -> None:
         """So many of the reserved bytes are on the file system now; more than reserved is fine."""
-        spent = min(size_bytes, self._left_bytes)
-        self._left_bytes -= spent
+        with self._lock:
+            spent = min(size_bytes, self._left_bytes)
+            self._left_bytes -= spent
         self._space.give_back(self._device, spent)
 
     def close(self) -> None:
         """Give back the rest. No effect the second time."""
-        self.spend(self._left_bytes)
+        self.spend(sys.maxsize)
 
     def __enter__(self) -> Self:
         return self

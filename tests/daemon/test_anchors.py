@@ -15,6 +15,8 @@ from patchswarm.daemon.config import Stream
 from patchswarm.protocol import anchoring, gossip
 from patchswarm.protocol.anchoring import due_renewals
 from patchswarm.protocol.manifest import Route
+from patchswarm.storage.errors import NoSpaceError
+from patchswarm.storage.space import Space
 
 STREAM = "qwen"
 WINDOW = 12
@@ -83,3 +85,31 @@ async def test_a_base_whose_files_are_gone_is_said_once_and_a_full_transition_is
             await published(head, root, steps)
         await until(lambda: any(each.kind is Route.FULL for each in head.fleet.swarm.gossip.routes(STREAM)))
         assert [each.args for each in log.calls if each.method_name == "error"] == [("no skip from a base",)]
+
+
+async def test_an_anchor_that_there_is_no_room_for_is_not_begun_and_made_when_there_is(root, monkeypatch):
+    monkeypatch.setattr(anchors, "RETRY_S", 0.05)
+    made = make_head(root / "head")
+    config = msgspec.structs.replace(made.config, stream={STREAM: Stream(anchor_every=0, full_every=3)})
+    async with Single(made.home, config).running() as head:
+        asked, reserve, room = [], Space.reserve, 0
+
+        def watched(self, folder, size_bytes, what):
+            if what.startswith("an anchor"):
+                asked.append(size_bytes)
+                if size_bytes > room:
+                    raise NoSpaceError("the disk is full")
+            return reserve(self, folder, size_bytes, what)
+
+        monkeypatch.setattr(Space, "reserve", watched)
+        for steps in range(WINDOW // 2):
+            last = await published(head, root, steps)
+        await until(lambda: last.full_bytes in asked)
+        assert fulls(head) == [1]
+        room = last.full_bytes
+        await until(lambda: fulls(head) == [1, last.slot.version])
+
+
+def fulls(head):
+    """Versions that a full transition leads to."""
+    return sorted(each.version for each in head.fleet.swarm.gossip.routes(STREAM) if each.kind is Route.FULL)
