@@ -16,6 +16,9 @@ from .mutate import Mutator
 from .run import MEMORY_BYTES, Outcome
 
 NAME: Final = "http"
+STOP_S: Final = 180.0
+"""A fuzzer that runs at low priority lets its daemon starve too."""
+
 REFUSED: Final = "aiohttp.http_exceptions."
 """Stands in what the HTTP library logs about requests that it refuses: each is answered with 400."""
 
@@ -55,6 +58,7 @@ def fuzz_http(seconds: float, seed: int, most: int | None = None) -> Outcome:
         grown = _peak_bytes(head.pid) - before
         if grown > MEMORY_BYTES:
             finding = f"the daemon grew by {grown} bytes"
+        head.stop(STOP_S)
         return Outcome(NAME, cases, refused, grown, finding)
 
 
