@@ -58,7 +58,7 @@ FIRST_PATCH_SHARE: Final = 1 / 150
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is to be made. `parent` is None when the version goes out whole."""
+    """What is to be made. `parent` is None when the version goes out whole. If `streamed`, peers fetch meanwhile."""
 
     stream: str
     epoch: int
@@ -68,6 +68,7 @@ class Draft:
     key: bytes
     source: Source
     parent: Slot | None
+    streamed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +183,10 @@ class Making:
         draft = self._draft
         building = await self._begin(draft.parent)
         try:
-            opening = self._open()
-            pages = Pages(opening, self._key, self._desk.fleet)
+            opening, announcement = self._opening()
+            if self._draft.streamed:
+                self._announce(announcement)
+            pages = Pages(opening, self._key, self._desk.fleet, streamed=self._draft.streamed)
             loop = asyncio.get_running_loop()
             sealer = ChunkSealer(opening, 0)
             with contextlib.ExitStack() as stack:
@@ -209,6 +212,8 @@ class Making:
                     found = await stoppable(diff)
                 finally:
                     pages.close()
+            if not self._draft.streamed:
+                self._announce(announcement)
             pages.flush()
         except BaseException as error:
             await asyncio.to_thread(building.abort)
@@ -231,8 +236,8 @@ class Making:
                 if not await self._make_way():
                     raise
 
-    def _open(self) -> Opening:
-        """Sign and announce the opening."""
+    def _opening(self) -> tuple[Opening, list[Signed]]:
+        """The opening, and what announces it."""
         draft = self._draft
         assert self._layout is not None
         opening = Opening(
@@ -246,9 +251,12 @@ class Making:
             build_roster(self._desk.fleet.swarm.gossip.lively(), self._desk.fleet.node),
         )
         body = signed(ObjectKind.OPENING, opening, self._key)
-        self._desk.announce([self._header(Subject.OPENING, body), body])
+        return opening, [self._header(Subject.OPENING, body), body]
+
+    def _announce(self, opening: list[Signed]) -> None:
+        self._desk.announce(opening)
+        draft = self._draft
         _log.info("announced", stream=draft.stream, version=draft.version, attempt=short(draft.attempt))
-        return opening
 
     def _parent_digests(self) -> bytes:
         return b"" if self._known is None else read_digests(self._desk.store, self._known)

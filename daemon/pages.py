@@ -17,16 +17,19 @@ PAGE_DELAY_S: Final = 0.05
 
 
 class Pages:
-    """Lists finished chunks in signed pages: a page goes out when it is full, or a moment after its first entry."""
+    """Lists finished chunks in signed pages: a page goes out when it is full, or a moment after its first entry.
 
-    def __init__(self, opening: Opening, key: Ed25519PrivateKey, fleet: Fleet) -> None:
+    When it is not `streamed` all of them wait for `flush`.
+    """
+
+    def __init__(self, opening: Opening, key: Ed25519PrivateKey, fleet: Fleet, *, streamed: bool) -> None:
         self._opening = opening
         self._key = key
         self._fleet = fleet
         self._waiting: dict[int, Made] = {}
         self._next = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._open = True
+        self._open = streamed
 
     def add(self, made: Made) -> None:
         """A chunk is in the store."""

@@ -60,12 +60,13 @@ class Publisher:
         version: int | None = None,
         label: str = "",
         register_only: bool = False,
+        streamed: bool = True,
     ) -> Published:
         """Publish one directory, calling `progress(done_bytes, total_bytes)` now and then.
 
-        With `register_only` the hosts have the bytes already, and nothing is sent. Raises RefusedError, ConflictError,
-        MessageError for a name that no stream may have, and StorageError for a directory that cannot be published or
-        a disk that is full.
+        With `register_only` the hosts have the bytes already, and nothing is sent; unless `streamed` nobody hears of
+        the version before all of it is encoded. Raises RefusedError, ConflictError, MessageError for a name that no
+        stream may have, and StorageError for a directory that cannot be published or a disk that is full.
         """
         check_stream_name(stream)
         if self._desk.fleet.standing.is_copied:
@@ -96,6 +97,7 @@ class Publisher:
                         secrets.token_bytes(32),
                         source,
                         self._parent(stream, replica),
+                        streamed,
                     )
                     making = Making(self._desk, draft, replica, key, progress, partial(self._make_way, stream))
                     made = await making.run(register_only=register_only)

@@ -229,6 +229,7 @@ class NodeService:
                 version=request.version,
                 label=request.label,
                 register_only=request.base,
+                streamed=request.streamed,
             )
         except RefusedError as error:
             raise NotPublisherError(str(error)) from None

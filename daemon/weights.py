@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 @click.option(
     "--slime-delta", is_flag=True, help="DIR is one of slime's delta folders: apply it to the newest version."
 )
+@click.option(
+    "--no-stream", is_flag=True, help="Send nothing before all of it is encoded: to see what streaming gains."
+)
 @options.staging
 @click.option("--quiet", "-q", is_flag=True, help="Print the version's number only.")
 @options.json
@@ -38,6 +41,7 @@ def publish(
     label: str,
     base: bool,
     slime_delta: bool,
+    no_stream: bool,
     staging: Path | None,
     quiet: bool,
     as_json: bool,
@@ -66,7 +70,13 @@ def publish(
             show(progress.stage, progress.done_bytes, progress.total_bytes)
 
         result = client.publish(
-            directory.absolute(), stream=stream, version=number, label=label, base=base, progress=relay
+            directory.absolute(),
+            stream=stream,
+            version=number,
+            label=label,
+            base=base,
+            streamed=not no_stream,
+            progress=relay,
         )
     if as_json:
         console.print_json(result)

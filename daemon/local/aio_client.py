@@ -93,10 +93,11 @@ class AsyncClient:
         version: int | None = None,
         label: str = "",
         base: bool = False,
+        streamed: bool = True,
         progress: Callable[[PublishProgress], None] | None = None,
     ) -> PublishResult:
         """Publish a checkpoint directory; being cancelled abandons it. Raises what `Client.publish` raises."""
-        publishing = asks.Publishing(directory, stream, version, label, progress, base=base)
+        publishing = asks.Publishing(directory, stream, version, label, progress, base=base, streamed=streamed)
         async with self._connection.exchange(publishing.ask) as response:
             async for line in response.content:
                 if publishing.read(line):

@@ -166,9 +166,10 @@ class Publishing:
         progress: Callable[[PublishProgress], None] | None,
         *,
         base: bool,
+        streamed: bool,
     ) -> None:
         folder = os.path.abspath(directory)  # noqa: PTH100 -- touches no disk, keeps symlinks as given
-        request = PublishRequest(directory=folder, version=number, label=label, base=base)
+        request = PublishRequest(directory=folder, version=number, label=label, base=base, streamed=streamed)
         self.ask = Ask("POST", stream_path(stream, "versions"), PublishLine, body=request, wait_s=None)
         self._progress = progress
         self._result: PublishResult | None = None

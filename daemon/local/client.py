@@ -167,14 +167,15 @@ class Client:
         version: int | None = None,
         label: str = "",
         base: bool = False,
+        streamed: bool = True,
         progress: Callable[[PublishProgress], None] | None = None,
     ) -> PublishResult:
         """Publish a checkpoint directory as the next version, or as `version`; `base`: the hosts have these bytes.
 
-        Being interrupted abandons the publish. Raises NotPublisherError, BadSourceError, VersionNotRisingError or
-        PublishBusyError.
+        Unless it is `streamed` nothing is sent before all of it is encoded, which is slower. Being interrupted abandons
+        the publish. Raises NotPublisherError, BadSourceError, VersionNotRisingError or PublishBusyError.
         """
-        publishing = asks.Publishing(directory, stream, version, label, progress, base=base)
+        publishing = asks.Publishing(directory, stream, version, label, progress, base=base, streamed=streamed)
         with self._exchange(publishing.ask) as response:
             for line in response:
                 if publishing.read(line):

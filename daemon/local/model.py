@@ -164,6 +164,8 @@ class PublishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     label: Annotated[str, msgspec.Meta(max_length=256)] = ""
     base: bool = False
     """The hosts have these bytes already: register them, send nothing."""
+    streamed: bool = True
+    """Hosts fetch what is encoded while the rest still is; False only to compare."""
 
 
 class PublishProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -129,3 +129,19 @@ async def test_a_twin_with_a_flipped_bit_is_not_begun_twice_and_the_version_is_e
     await head.publish(STREAM, write_tree(root / "trainer" / "2", model(1, 1)))
     slot = await member.committed(STREAM, 2, within_s=60)
     assert read_tree(slot.path) == model(1, 1)
+
+
+async def test_a_publish_that_is_not_streamed_is_heard_of_when_it_is_encoded(head, member, root, almost, monkeypatch):
+    await ready(head, member, root, almost)
+    heard, announce = [], Making._announce
+
+    def noted(self, opening):
+        heard.append(self._diff is not None)
+        announce(self, opening)
+
+    monkeypatch.setattr(Making, "_announce", noted)
+    almost.set()
+    for number, streamed in enumerate((True, False), 2):
+        await head.publish(STREAM, write_tree(root / "trainer" / str(number), model(1, number)), streamed=streamed)
+        assert read_tree((await member.committed(STREAM, number)).path) == model(1, number)
+    assert heard == [False, True]

@@ -277,7 +277,8 @@ def test_join_takes_the_token_where_it_is_safest(run, tmp_path, monkeypatch, how
 
 def test_publish_prints_the_version_and_what_it_cost(run, fake, tmp_path):
     result = run("publish", tmp_path, "--stream", "qwen", "--label", "step 800", "--version", 8, "--base")
-    assert fake.asked == {"directory": tmp_path, "stream": "qwen", "version": 8, "label": "step 800", "base": True}
+    asked = {"directory": tmp_path, "stream": "qwen", "version": 8, "label": "step 800", "base": True, "streamed": True}
+    assert fake.asked == asked
     assert result.stdout.splitlines() == [
         "published qwen version 8 (step 800)",
         "  changed  0.261% (123,456 elements)",
