@@ -71,6 +71,7 @@ class Plan:
     progress_s: dict[object, float] = field(default_factory=dict)  # border id, or owner site -> last new chunk
     began_s: float = 0.0
     idle_since_s: float = math.inf  # since when this border has nothing left to fetch
+    took_s: float = 0.0  # mean time from asking another site until the chunk came
     came_s: float = math.inf  # when a chunk came last from another site
     patience_s: float = FIRST_PATIENCE_S  # mean time between two pieces of progress
     deviation_s: float = 0.0
@@ -151,6 +152,11 @@ class Plan:
         self.brought[node] = self.brought.get(node, 0) & ~(1 << ordinal)
         if other is not None:
             self.brought[other] = self.brought.get(other, 0) | 1 << ordinal
+
+    def came(self, took_s: float, now_s: float) -> None:
+        """Note that a chunk came from another site, so long after it was asked for."""
+        self.came_s = now_s
+        self.took_s += (took_s - self.took_s) / 8
 
     def claim(self, ordinals: int, until_s: float, by: bytes) -> None:
         """Leave chunks to the one who claimed them until then; 0 gives them back to whom they were dealt.
@@ -253,9 +259,10 @@ class Plan:
         self.idle_since_s = min(self.idle_since_s, now_s)
         free &= self.dealt & offered
         idle_s = now_s - self.idle_since_s
-        if idle_s < RELIEF_S:
+        wait_s = RELIEF_S + 2 * self.took_s
+        if idle_s < wait_s:
             return []
-        spared = LEFT_TO_OWNER if idle_s < 2 * RELIEF_S else 0
+        spared = LEFT_TO_OWNER if idle_s < 2 * wait_s else 0
         free &= ~bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
         most = max((free & column for column in self.columns), key=int.bit_count, default=0)
         taken = []

@@ -23,8 +23,15 @@ OVERHEAD_BYTES: Final = 4 + 22 + 52
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """As daemon/fleet/lane.py: bytes handed to the kernel ahead of what it has sent."""
 
+_LEAST_QUEUED: Final = 2
+
 RESUME_S: Final = 1.0
 """After a cut heals TCP tries again when its backed-off timer runs out."""
+
+
+def has_room(lane: Lane, size: int) -> bool:
+    """Whether a lane takes another chunk: also behind a single large one, which the kernel will have taken in time."""
+    return size < WRITE_HIGH_BYTES or len(lane.queue) < _LEAST_QUEUED
 
 
 class Parcel(NamedTuple):
@@ -128,7 +135,7 @@ class Wire:
 
     def _hand_over(self, end: End) -> None:
         """Give the kernel what it has room for."""
-        while self.open and end.lane is not None and end.waiting and end.in_lane < WRITE_HIGH_BYTES:
+        while self.open and end.lane is not None and end.waiting and has_room(end.lane, end.in_lane):
             parcel = end.waiting.popleft()
             end.in_lane += parcel.size
             end.lane.send(parcel, parcel.size)
