@@ -21,7 +21,7 @@ from .messages import META_ORDINAL, RELEASED, Cancel, Claim, Have, Message, Page
 from .mirrored import Mirrored
 from .picker import CLAIM_S, Plan
 from .plans import Plans
-from .ranges import bits_of, mask
+from .ranges import bits_of, iterate, mask
 from .routing import Routing
 from .series import ChunkSet, Series
 from .serving import Serving
@@ -197,13 +197,21 @@ class Fetch:
         series = self.stock.series.get(have.attempt)
         if series is None:
             return
-        for number, flight in list(link.awaited.items()):
-            if flight.attempt == have.attempt and flight.ordinal in new and flight.ordinal not in series.asked:
-                link.begin(number, now_s)
-                series.asked.add(flight.ordinal)
-                self._awaited.pop(flight.name, None)
+        if link.site != self.site and not (plans is not None and plans[0].is_source(link)):
+            self._begin(series, new.data & series.awaited & ~series.asked.data, now_s)
         if series.lacks_unasked(new):
             self._request_from(link, self.routing.wanted_lists(), self.routing.wanted(), now_s)
+
+    def _begin(self, series: Series, ordinals: int, now_s: float) -> None:
+        """Count on what was asked for in advance: a site that is not the seed's has it, so it is on its way."""
+        for ordinal in iterate(ordinals):
+            name, _ = series.entry(ordinal)
+            link = self._awaited.pop(name, None)
+            number = None if link is None else link.by_name.get(name)
+            if link is not None and number is not None and number in link.awaited:
+                link.begin(number, now_s)
+                series.asked.add(ordinal)
+            series.awaited &= ~(1 << ordinal)
 
     def expected(self, link: Link, name: bytes) -> int | None:
         """Size of the chunk when it was asked of this link, else None: nobody may send what was not asked for."""
@@ -466,6 +474,7 @@ class Fetch:
             if name in self._awaited or name in link.by_name:
                 continue
             self._awaited[name] = link
+            series.awaited |= low
             number = link.expect(series.attempt, ordinal, name, size, now_s)
             self._emit(Send(link.number, Request(number, name)))
 
@@ -507,6 +516,9 @@ class Fetch:
         flight = link.land(number, now_s, arrived=arrived)
         if flight is not None and in_advance:
             self._awaited.pop(flight.name, None)
+            series = self.stock.series.get(flight.attempt)
+            if series is not None:
+                series.awaited &= ~(1 << flight.ordinal)
         elif flight is not None and not flight.late:
             self._unask(flight)
         return flight

@@ -100,6 +100,7 @@ class Series:
     named: int = 0  # bitmap of data ordinals whose name is known
     have: ChunkSet = field(default_factory=ChunkSet)
     asked: ChunkSet = field(default_factory=ChunkSet)  # requests under way
+    awaited: int = 0  # bitmap of data ordinals asked of a peer before it has them
     _placed: ChunkSet = field(default_factory=ChunkSet)
 
     def describe(self, of: Opening | Transition) -> None:
