@@ -229,9 +229,10 @@ class Fetch:
         if number is None:
             return
         flight = self._landed(link, number, now_s, arrived=intact)
-        plans = self.plans.get(flight.attempt) if flight is not None and link.site != self.site else None
-        if plans is not None:
-            plans[0].came(now_s - flight.sent_at_s, now_s)
+        if flight is not None and link.site != self.site:
+            plans = self.plans.get(flight.attempt)
+            if plans is not None:
+                plans[0].came(now_s - flight.sent_at_s, now_s)
         link.damaged.discard(name)
         if not intact:
             if secure:
