@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from .advance import Advance
 from .chance import Chance
 from .effects import Dropped, Effect, Hangup, HeadMoved, Send, StreamKnown
 from .gossip import Body, Gossip, Learned
@@ -21,7 +22,7 @@ from .messages import META_ORDINAL, RELEASED, Cancel, Claim, Have, Message, Page
 from .mirrored import Mirrored
 from .picker import CLAIM_S, Plan
 from .plans import Plans
-from .ranges import bits_of, iterate, mask
+from .ranges import bits_of, mask
 from .routing import Routing
 from .series import ChunkSet, Series
 from .serving import Serving
@@ -70,7 +71,7 @@ class Fetch:
         self._inflight_limit = inflight_limit
         self.plans = Plans(gossip, links, node, lambda: self.site)
         self.serving = Serving(self.stock, links, emit, has, self._brings, node)
-        self._awaited: dict[bytes, Link] = {}  # chunk name -> the peer it was asked of before that had it
+        self._advance = Advance(self.stock, self.plans, emit)
         self._held_off_s = 0.0
         self._turn_due_s: float | None = None
 
@@ -134,7 +135,7 @@ class Fetch:
         if not self.stock.is_named(name):
             self._emit(Dropped(b"", (name,)))  # its attempt was dropped while it was under way
         self.serving.stored(name, now_s)
-        self._cancel(name)
+        self._advance.cancel(name)
         for series, _ in self.stock.stored(name, now_s):
             self.routing.check_ready(series.stream)
 
@@ -198,20 +199,9 @@ class Fetch:
         if series is None:
             return
         if link.site != self.site and not (plans is not None and plans[0].is_source(link)):
-            self._begin(series, new.data & series.awaited & ~series.asked.data, now_s)
+            self._advance.begin(series, new.data, now_s)
         if series.lacks_unasked(new):
             self._request_from(link, self.routing.wanted_lists(), self.routing.wanted(), now_s)
-
-    def _begin(self, series: Series, ordinals: int, now_s: float) -> None:
-        """Count on what was asked for in advance: a site that is not the seed's has it, so it is on its way."""
-        for ordinal in iterate(ordinals):
-            name, _ = series.entry(ordinal)
-            link = self._awaited.pop(name, None)
-            number = None if link is None else link.by_name.get(name)
-            if link is not None and number is not None and number in link.awaited:
-                link.begin(number, now_s)
-                series.asked.add(ordinal)
-            series.awaited &= ~(1 << ordinal)
 
     def expected(self, link: Link, name: bytes) -> int | None:
         """Size of the chunk when it was asked of this link, else None: nobody may send what was not asked for."""
@@ -424,8 +414,8 @@ class Fetch:
 
     def _ask(self, link: Link, series: Series, now_s: float, *, data: bool) -> None:
         """Ask `link` for chunks of one series as long as its window has room."""
-        if data and link.site != self.site:
-            self._ask_in_advance(link, series, now_s)
+        if data and link.site != self.site and not self._is_full():
+            self._advance.ask(link, series, now_s)
         offered = link.offers(series.attempt)
         if offered is None or link.is_stuck or not link.has_room():
             return
@@ -459,42 +449,15 @@ class Fetch:
                 return
             self._depart(link, series, 1 << ordinal, 0, now_s)
 
-    def _ask_in_advance(self, link: Link, series: Series, now_s: float) -> None:
-        """Ask a border of another site for chunks that it takes from the seed before it has them: no time is lost."""
-        plans = self.plans.get(series.attempt)
-        bits = plans[0].to_come(link.node) if plans is not None else 0
-        if not bits or not link.has_room_to_await() or self._is_full():
-            return
-        offered = link.offers(series.attempt)
-        bits &= series.missing_data() & ~series.asked.data & ~(offered.data if offered else 0)
-        while bits and link.has_room_to_await():
-            low = bits & -bits
-            bits ^= low
-            ordinal = low.bit_length() - 1
-            name, size = series.entry(ordinal)
-            if name in self._awaited or name in link.by_name:
-                continue
-            self._awaited[name] = link
-            series.awaited |= low
-            number = link.expect(series.attempt, ordinal, name, size, now_s)
-            self._emit(Send(link.number, Request(number, name)))
-
     def _brings(self, name: bytes) -> bool:
         """Whether this node is to bring a chunk into its site that it lacks."""
         for series, ordinal in self.stock.lacking(name):
             plans = self.plans.get(series.attempt)
             if plans is None or ordinal >= META_ORDINAL or not plans[0].mine & 1 << ordinal:
                 continue
-            if ordinal in series.asked or name in self._awaited or plans[0].owned & 1 << ordinal:
+            if ordinal in series.asked or name in self._advance or plans[0].owned & 1 << ordinal:
                 return True
         return False
-
-    def _cancel(self, name: bytes) -> None:
-        """Take back the request made in advance for a chunk that came from elsewhere."""
-        link = self._awaited.pop(name, None)
-        number = None if link is None else link.by_name.get(name)
-        if link is not None and number is not None and number in link.awaited:
-            self._emit(Send(link.number, Cancel(number)))
 
     def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites
@@ -516,10 +479,7 @@ class Fetch:
         in_advance = number in link.awaited
         flight = link.land(number, now_s, arrived=arrived)
         if flight is not None and in_advance:
-            self._awaited.pop(flight.name, None)
-            series = self.stock.series.get(flight.attempt)
-            if series is not None:
-                series.awaited &= ~(1 << flight.ordinal)
+            self._advance.closed(flight)
         elif flight is not None and not flight.late:
             self._unask(flight)
         return flight
