@@ -31,7 +31,7 @@ from .stock import Stock
 TURN_S: Final = 0.1
 """While something is missing: how often it is looked whether this node should step in for another."""
 
-BEHIND_S: Final = 1.0
+BEHIND_S: Final = 4.0
 """A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
 
 SILENCE_S: Final = 30.0
@@ -435,6 +435,8 @@ class Fetch:
             return
         if link.node in plan.seeds and self.serving.behind_s(now_s) > BEHIND_S:
             return  # what others are to get from here comes first
+        if link.node not in plan.seeds and not bits & plan.allowed(link, self.site):
+            return
         near, far = self._offered(series, plan)
         bits &= ~near.data
         self._depart(link, series, bits & plan.allowed(link, self.site), 0, now_s)
