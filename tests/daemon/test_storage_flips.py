@@ -215,7 +215,8 @@ def test_with_every_slot_leased_steps_gather_and_are_taken_in_one_go(fleet, stre
                 fleet.publish(directory, stream, on=[fleet.nodes["east"]])
             assert node.client.version(stream).version == 2
     fleet.check(node, stream, 6, files_of(directory))
-    committed = [line for line in node.log.read_text().splitlines() if '"message":"committed"' in line and stream in line]
+    lines = node.log.read_text().splitlines()
+    committed = [line for line in lines if '"message":"committed"' in line and stream in line]
     assert len(committed) == 3, "versions 1, 2 and 6: what lay between came along"
 
 

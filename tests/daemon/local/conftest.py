@@ -107,7 +107,8 @@ def loop_factory(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def local_config(tmp_path: Path) -> LocalConfig:
     """Tests that need another configuration override this."""
-    return LocalConfig(socket=tmp_path / "api.sock", tcp=("127.0.0.1", 0), token="reading-and-leasing-only", admin_token=TOKEN)
+    tcp, token = ("127.0.0.1", 0), "reading-and-leasing-only"
+    return LocalConfig(socket=tmp_path / "api.sock", tcp=tcp, token=token, admin_token=TOKEN)
 
 
 @pytest.fixture
