@@ -1,5 +1,7 @@
 # Virtual environments for the scripts: made once, refilled only when what they are made from changed. Sourced.
 
+_locks=$(cd "$(dirname "${BASH_SOURCE[0]}")/../locks" && pwd)
+
 # find_python: prints the first Python 3.11 or newer; $PYTHON wins.
 find_python() {
   local candidate
@@ -32,9 +34,31 @@ fill_environment() {
   fi
   if ! is_filled "$venv" "$stamp" "$fingerprint"; then
     rm -f "$venv/.$stamp"
+    echo "installing into $venv: $stamp" >&2
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || return
     echo "$fingerprint" >"$venv/.$stamp"
   fi
+}
+
+# fill_locked VENV LOCK [PIP_ARGUMENTS...]: fills VENV from scripts/locks/LOCK.txt; a file with another hash is refused.
+fill_locked() {
+  local venv=$1 lock=$2
+  shift 2
+  fill_environment "$venv" "$lock" "$(cksum <"$_locks/$lock.txt")" --require-hashes --requirement "$_locks/$lock.txt" "$@"
+}
+
+# fill_project VENV FINGERPRINT PROJECT...: installs the project into VENV, which holds all that it needs. Neither it nor
+# its build fetches anything.
+fill_project() {
+  local venv=$1 fingerprint=$2
+  shift 2
+  fill_environment "$venv" project "$fingerprint" --no-deps --no-build-isolation "$@"
+}
+
+# development_environment VENV ROOT: the checkout at ROOT, editable, with everything that its tests and benches need.
+development_environment() {
+  fill_locked "$1" dev || return
+  fill_project "$1" "$(cksum <"$2/pyproject.toml")" --editable "$2"
 }
 
 # compile_kernels VENV: has numba compile the codec's kernels into its cache, once, instead of in every daemon at once.
@@ -42,6 +66,8 @@ compile_kernels() {
   "$1/bin/python" -c 'from patchswarm.protocol.codec.chunk import warm_up; warm_up()'
 }
 
+# Torch's side is pinned but not hashed: its builds come from other places for each platform.
+#
 # engine_environment: prints the environment with torch and transformers, .engine/venv or $PATCHSWARM_ENGINE_VENV, made
 # where it is missing. From the repository's root.
 engine_environment() {
