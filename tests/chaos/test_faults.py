@@ -11,7 +11,7 @@ SEED = 7
 WAN = 100 * MBIT
 ACCESS = 400 * MBIT
 HOSTS = {"head": "a", "a1": "a", "a2": "a", "b1": "b", "b2": "b", "b3": "b", "b4": "b"}
-LIARS = {"a2": "wrong", "b2": "have", "b3": "silent"}
+LIARS = {"a2": "wrong", "b2": "have", "b3": "have silent"}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from .world import world_of
 WAN = 100 * MBIT
 ACCESS = 400 * MBIT
 HOSTS = {"a": ("a1", "a2", "head"), "b": ("b1", "b2", "b3"), "c": ("c1", "c2")}
-LIES = ("wrong", "have", "silent")
+LIES = ("wrong", "have", "have silent", "other", "stall")
 
 
 def seeds(count):

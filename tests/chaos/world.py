@@ -4,17 +4,15 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from sys import executable
 
 import numpy as np
 from support.checkpoints import files_of, model, stepped, write
 from wanlab.lab import running
-from wanlab.plan import HEAD
 from wanlab.swarm import STREAM, Swarm
+from wanlab.witness import Witnesses
 
 from .history import History
 
-MEMBER = Path(__file__).with_name("member.py")
 MEMORY = Path("/dev/shm")
 
 
@@ -23,7 +21,8 @@ class World:
 
     def __init__(self, lab, root, liars, random):
         self.lab = lab
-        self.swarm = Swarm(lab, root, self._prepare)
+        self.witnesses = Witnesses(root, liars)
+        self.swarm = Swarm(lab, root, self.witnesses.prepare)
         self.history = History()
         self.version = 0
         self._root = root
@@ -35,7 +34,7 @@ class World:
     def begin(self, names):
         """Start everyone."""
         self.swarm.start(names)
-        self._names = {self._id_of(name): name for name in self.swarm.nodes}
+        self._names = {self.swarm.id_of(name): name for name in self.swarm.nodes}
         for name in self.honest:
             self.history.follow(self.swarm.nodes[name])
 
@@ -60,7 +59,7 @@ class World:
 
     def set_clock(self, name, seconds):
         """Let the wall clock of a member jump."""
-        (self._witness(name) / "clock").write_text(str(seconds))
+        self.witnesses.set_clock(name, seconds)
 
     def slow_down(self, name, share):
         """Let a host's own link have this share of its rate."""
@@ -92,33 +91,13 @@ class World:
     def check(self):
         """No reader saw what may not be, and no honest member ever sent a byte that it had not verified."""
         assert self.history.wrong == []
-        blamed = {self._names[node] for name in self.honest for node in self.wrong_senders(name)}
+        blamed = {self._names[node] for name in self.honest for node in self.witnesses.wrong_senders(name)}
         assert blamed <= set(self._liars)
-
-    def wrong_senders(self, name):
-        """Ids of the nodes that sent this member bytes that were not what they were said to be."""
-        file = self._witness(name) / "wrong"
-        return set(file.read_text().split()) if file.exists() else set()
-
-    def _id_of(self, name):
-        """Id of a member, as another one knows it."""
-        others = self.swarm.nodes[HEAD if name != HEAD else self.honest[-1]].client.peers()
-        address = self.swarm.nodes[name].address
-        return next(peer.node for peer in others if address in peer.addresses)
-
-    def _witness(self, name):
-        return self._root / f"{name}.witness"
-
-    def _prepare(self, node):
-        """Make a node a watched member."""
-        self._witness(node.name).mkdir()
-        lie = self._liars.get(node.name, "none")
-        node.daemon = (executable, str(MEMBER), str(self._witness(node.name)), lie)
 
 
 @contextmanager
 def world_of(request, plan, liars, seed):
-    """A world on every host of the plan. `liars` maps hosts to their lies.
+    """A world on every host of the plan. `liars` maps hosts to their lies, see `wanlab.member`.
 
     What the members logged is shown when a test of theirs failed.
     """

@@ -123,6 +123,12 @@ class Swarm:
                 raise CommandError(f"not all nodes have found each other after {_CONNECT_S:.0f} s: {links}")
             time.sleep(_POLL_S)
 
+    def id_of(self, name: str) -> str:
+        """Id of a node, as another one that is connected knows it."""
+        address = self.nodes[name].address
+        other = next(node for node in self.nodes.values() if node.running and node.name != name)
+        return next(peer.node for peer in other.client.peers() if address in peer.addresses)
+
     def publish(self, directory: Path) -> Announced:
         """Publish a directory on the head, and return when that is done."""
         called_at = time.time()
