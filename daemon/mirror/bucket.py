@@ -18,6 +18,7 @@ import obstore
 from obstore.store import ObjectStore, from_url
 
 from ..errors import DaemonError
+from ..exits import Exit
 from .url import WEB
 
 CONNECT_TIMEOUT_S: Final = 10
@@ -36,9 +37,13 @@ class BucketError(DaemonError):
 class NotThereError(BucketError):
     """There is no object of this name."""
 
+    exit = Exit.NOT_FOUND
+
 
 class TooLongError(BucketError):
     """An object is longer than it may be."""
+
+    exit = Exit.BAD_INPUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from patchswarm.protocol.errors import MessageError, ProtocolError, SignatureErr
 from patchswarm.protocol.framing import encode_frame
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import (
+    Beacon,
     BlobRef,
     Header,
     IndexPage,
@@ -46,6 +47,7 @@ KINDS = [
     Manifest,
     Transition,
     MirrorRecord,
+    Beacon,
     Header,
 ]
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
