@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from .fleet.fleet import Fleet
 from .lives import Lives
 from .local.errors import (
     InvalidRequestError,
+    LocalError,
     NotPublisherError,
     PublishBusyError,
     UnknownStreamError,
@@ -252,11 +253,31 @@ class NodeService:
             seconds=made.seconds,
         )
 
-    async def lease(self, stream: str, version: int | None, ttl_s: float) -> LeaseInfo:
-        """Hold a version's slot."""
+    async def lease(self, stream: str, version: int | None, ttl_s: float, group: Sequence[str] = ()) -> LeaseInfo:
+        """Hold a version's slot, once all of a group have the version."""
         replica = self._replica(stream)
         lease = await self._take_lease(replica, version, ttl_s, durable=True)
+        try:
+            for prefix in group:
+                self._check_host(prefix, lease)
+        except LocalError:
+            await self._let_go(replica, lease)
+            raise
         return self._lease_info(replica, lease)
+
+    def _check_host(self, prefix: str, lease: Lease) -> None:
+        """Raise VersionNotReadyError unless the one node whose id begins so says that it has the lease's version."""
+        records = self._fleet.swarm.gossip.nodes
+        found = [node for node in records if node.hex().startswith(prefix)]
+        if len(found) != 1:
+            what = "names no node that is known here" if not found else f"names {len(found)} nodes: give more digits"
+            raise InvalidRequestError(f"group: {prefix!r} {what}")
+        head = next((each for each in records[found[0]].heads if each.stream == lease.stream), None)
+        if head is None or head.manifest != lease.manifest:
+            has = f"version {head.version}" if head else "nothing yet"
+            raise VersionNotReadyError(
+                f"version {lease.version} of {lease.stream} is not on all hosts of the group: {prefix} has {has}"
+            )
 
     async def renew(self, stream: str, lease: str, ttl_s: float) -> LeaseInfo:
         """Hold it `ttl_s` from now."""

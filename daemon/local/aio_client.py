@@ -8,7 +8,7 @@ async with AsyncClient() as client:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -81,9 +81,11 @@ class AsyncClient:
             yield version
             version = await self.wait(stream, version.version + 1, epoch=version.epoch)
 
-    def lease(self, stream: str, version: int | None = None, ttl_s: float = 60.0) -> AsyncLease:
-        """An async context manager that holds a version's directory, the current one without a number."""
-        return AsyncLease(self._connection, stream, version, ttl_s)
+    def lease(
+        self, stream: str, version: int | None = None, ttl_s: float = 60.0, *, group: Sequence[str] = ()
+    ) -> AsyncLease:
+        """An async context manager that holds a version's directory, as `Client.lease`."""
+        return AsyncLease(self._connection, stream, version, ttl_s, group)
 
     async def publish(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -16,10 +17,12 @@ from .lease import RENEWALS_PER_TTL, Hold
 class AsyncLease(Hold):
     """A hold on one version's directory, from entering the context to leaving it; leaving raises as `Lease` does."""
 
-    def __init__(self, connection: AsyncConnection, stream: str, version: int | None, ttl_s: float) -> None:
+    def __init__(
+        self, connection: AsyncConnection, stream: str, version: int | None, ttl_s: float, group: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self._connection = connection
-        self._wanted = asks.lease(stream, version, ttl_s)
+        self._wanted = asks.lease(stream, version, ttl_s, group)
         self._ttl_s = ttl_s
         self._renewer: asyncio.Task[None] | None = None
 

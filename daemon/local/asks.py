@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -87,9 +87,10 @@ def delta(stream: str, start: int, end: int | None) -> Ask[bytes]:
     return Ask("GET", stream_path(stream, "delta"), bytes, {"from": start, "to": end}, wait_s=None)
 
 
-def lease(stream: str, number: int | None, ttl_s: float) -> Ask[LeaseInfo]:
-    """A hold on a version."""
-    return Ask("POST", stream_path(stream, "leases"), LeaseInfo, body=LeaseRequest(version=number, ttl_s=ttl_s))
+def lease(stream: str, number: int | None, ttl_s: float, group: Sequence[str]) -> Ask[LeaseInfo]:
+    """A hold on a version that every node of the group has committed."""
+    request = LeaseRequest(version=number, ttl_s=ttl_s, group=list(group))
+    return Ask("POST", stream_path(stream, "leases"), LeaseInfo, body=request)
 
 
 def renew(held: LeaseInfo, ttl_s: float) -> Ask[LeaseInfo]:

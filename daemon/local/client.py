@@ -12,7 +12,7 @@ is imported with the first `tensors`, torch with the first tensor asked for as o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from http.client import HTTPResponse
 from pathlib import Path
@@ -95,12 +95,16 @@ class Client:
             yield version
             version = self.wait(stream, version.version + 1, epoch=version.epoch)
 
-    def lease(self, stream: str, version: int | None = None, ttl_s: float = 60.0) -> Lease:
+    def lease(
+        self, stream: str, version: int | None = None, ttl_s: float = 60.0, *, group: Sequence[str] = ()
+    ) -> Lease:
         """A context manager that holds a version's directory, the current one without a number; see `Lease`.
 
-        Entering raises UnknownVersionError when the node does not hold the version.
+        `group` names the other hosts of one engine by their node ids, or 8 or more first digits of them. Entering
+        raises UnknownVersionError when the node does not hold the version, VersionNotReadyError when one of the group
+        does not.
         """
-        return Lease(self._address, stream, version, ttl_s, self._timeout_s)
+        return Lease(self._address, stream, version, ttl_s, self._timeout_s, group)
 
     @contextlib.contextmanager
     def tensors(self, stream: str, version: int | None = None, ttl_s: float = 60.0) -> Iterator[Tensors]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -75,11 +76,17 @@ class Lease(Hold):
     """
 
     def __init__(
-        self, address: DaemonAddress, stream: str, version: int | None, ttl_s: float, timeout_s: float
+        self,
+        address: DaemonAddress,
+        stream: str,
+        version: int | None,
+        ttl_s: float,
+        timeout_s: float,
+        group: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._address = address
-        self._wanted = asks.lease(stream, version, ttl_s)
+        self._wanted = asks.lease(stream, version, ttl_s, group)
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._leave = threading.Event()

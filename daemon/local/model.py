@@ -127,11 +127,18 @@ class VersionList(msgspec.Struct, frozen=True):
     versions: list[VersionInfo]
 
 
+NodePrefix = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8,64}$")]
+"""The first hex digits of a node's id, or all 64."""
+
+
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST …/leases. Without a version: the current one."""
 
     version: _Number | None = None
     ttl_s: _TtlSeconds = 60.0
+    group: Annotated[list[NodePrefix], msgspec.Meta(max_length=64)] = []
+    """Other hosts of one engine, by the first 8 or more digits of their node ids: the lease is given only when each of
+    them has committed the same version, as far as this node has heard."""
 
 
 class RenewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,8 +94,12 @@ class LocalService(Governing, Observed, Protocol):
         """
         ...
 
-    async def lease(self, stream: str, version: int | None, ttl_s: float) -> LeaseInfo:
-        """Hold a version's slot, the current one for None. Raises UnknownVersionError."""
+    async def lease(self, stream: str, version: int | None, ttl_s: float, group: Sequence[str] = ()) -> LeaseInfo:
+        """Hold a version's slot, the current one for None. Raises UnknownVersionError.
+
+        With a `group` of node ids, or first digits of them, VersionNotReadyError unless each has committed it as well,
+        and InvalidRequestError for what names no node, or several.
+        """
         ...
 
     async def renew(self, stream: str, lease: str, ttl_s: float) -> LeaseInfo:

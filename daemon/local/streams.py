@@ -92,7 +92,7 @@ class StreamEndpoints:
                 LeaseRequest,
                 LeaseInfo,
                 201,
-                (unknown, UnknownVersionError, InvalidRequestError, UnavailableError),
+                (unknown, UnknownVersionError, VersionNotReadyError, InvalidRequestError, UnavailableError),
             ),
             Endpoint(
                 "PUT",
@@ -158,7 +158,7 @@ class StreamEndpoints:
 
     async def lease(self, call: Call[Nothing, LeaseRequest]) -> LeaseInfo:
         """POST …/leases."""
-        return await self._service.lease(call.stream, call.body.version, call.body.ttl_s)
+        return await self._service.lease(call.stream, call.body.version, call.body.ttl_s, call.body.group)
 
     async def renew(self, call: Call[Nothing, RenewRequest]) -> LeaseInfo:
         """PUT …/leases/{lease}."""

@@ -9,7 +9,7 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from patchswarm.daemon.local.errors import (
     UnknownLeaseError,
     UnknownStreamError,
     UnknownVersionError,
+    VersionNotReadyError,
 )
 from patchswarm.daemon.local.model import (
     HeadInfo,
@@ -120,6 +121,7 @@ class MemoryService:
         self.current: int | None = None
         self.epoch = 1
         self.leases: dict[str, HeldLease] = {}
+        self.hosts: set[str] = set()
         self.told = Lives(lambda *_: None)
         self.on_the_way: list[ChunkMap] = []
         self.renewals: list[str] = []
@@ -216,8 +218,11 @@ class MemoryService:
         self._check(stream)
         return await self.publishing(request, progress)
 
-    async def lease(self, stream: str, version: int | None, ttl_s: float) -> LeaseInfo:
+    async def lease(self, stream: str, version: int | None, ttl_s: float, group: Sequence[str] = ()) -> LeaseInfo:
         info = self._find(stream, version).info
+        behind = [host for host in group if host not in self.hosts]
+        if behind:
+            raise VersionNotReadyError(f"version {info.version} of {stream} is not on all hosts: {behind[0]}")
         lease = LeaseInfo(
             lease=f"lease-{len(self.leases) + 1}",
             stream=stream,
