@@ -57,7 +57,7 @@ async def test_it_renders_updates_by_itself_fits_a_phone_and_is_readable_in_the_
         await tab.open(address_of(head))
         await tab.be(1280, 900)
         await tab.until("document.querySelector('#now dd')?.innerText === '1'")
-        await tab.until("document.querySelector('#live').innerText === 'live'")
+        await tab.until("document.querySelector('#live')?.innerText === 'live'")
         assert await tab.run("location.hash") == ""  # the token does not stay where it would be copied or kept
 
         await publish(head, root, 1)
@@ -87,5 +87,5 @@ async def test_it_renders_updates_by_itself_fits_a_phone_and_is_readable_in_the_
 async def test_without_the_token_it_says_what_is_missing(head):
     async with tab_of_chromium() as tab:
         await tab.open(address_of(head).partition("#")[0])
-        await tab.until("document.querySelector('#problem').innerText.includes('token')")
+        await tab.until("document.querySelector('#problem')?.innerText.includes('token')")
         assert await tab.run("document.querySelectorAll('#now dd').length") == 0
