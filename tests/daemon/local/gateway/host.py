@@ -134,7 +134,8 @@ class MemoryDaemon:
                     await self.changed.wait_for(reached)
         return book.held[book.current] if reached() else None
 
-    async def lease(self, stream: str, version: int | None, ttl_s: float) -> LeaseInfo:
+    async def lease(self, stream: str, version: int | None, ttl_s: float, group: Sequence[str] = ()) -> LeaseInfo:
+        assert not group, "the gateways of a group agree among themselves"
         book = self._book(stream)
         order = book.current if version is None else next((o for o in book.held if o[1] == version), None)
         if order not in book.held:
