@@ -258,6 +258,8 @@ class Replica:
         """Whether a version may be begun before it is complete: readers of an only slot would have to wait for it."""
         if self.slots.count < 2 or self._rested_at_s > time.monotonic() or self.compares_base:
             return False
+        if self.failure is not None:
+            return False  # until a version is committed again, one step at a time
         return current is not None or not self.slots.slots()
 
     @asynccontextmanager

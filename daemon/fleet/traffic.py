@@ -49,6 +49,7 @@ class Traffic:
         self._pending_bytes = 0
         self._paused_until_s = 0.0
         self._looking_again = False
+        self._closed = False
 
     def set_limits(self, limits: Limits) -> None:
         """Go on with other rates."""
@@ -56,12 +57,15 @@ class Traffic:
         self._download.set_rate(limits.download)
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Let the threads end; nothing is loaded any more."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def load(self, name: bytes) -> bytes | bytearray | None:
         """Sealed bytes of a chunk once the upload limit lets it go; None when it is gone."""
         sealed: bytes | bytearray | None = self._recent.get(name)
+        if sealed is None and self._closed:
+            return None
         if sealed is None:
             try:
                 sealed = await asyncio.get_running_loop().run_in_executor(self._threads, self._store.get, name)
