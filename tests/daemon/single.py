@@ -22,7 +22,7 @@ from patchswarm.storage.catalog import Catalog
 from patchswarm.storage.chunks import ChunkStore
 from patchswarm.storage.slot_dir import open_slot_dir
 
-from .nodes import UTC_NOW, Head, make_head, make_member
+from .nodes import UTC_NOW, Head, free_port, make_head, make_member
 
 
 class Single:
@@ -87,10 +87,13 @@ async def until(condition, within_s=20.0):
 
 
 @contextlib.asynccontextmanager
-async def head_of(root: Path, **storage) -> AsyncIterator[Single]:
-    """A running head with this storage configuration."""
+async def head_of(root: Path, *, tcp: bool = False, **storage) -> AsyncIterator[Single]:
+    """A running head with this storage configuration, its API on loopback TCP as well where that is wanted."""
     made = make_head(root / "head")
     config = msgspec.structs.replace(made.config, storage=msgspec.structs.replace(made.config.storage, **storage))
+    if tcp:
+        local = msgspec.structs.replace(config.local, tcp=f"127.0.0.1:{free_port()}")
+        config = msgspec.structs.replace(config, local=local)
     async with Single(made.home, config).running() as head:
         yield head
 

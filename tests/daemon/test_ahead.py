@@ -3,31 +3,13 @@
 import asyncio
 
 import pytest
-from daemon.single import head_of, member_of, short_path, until
+from daemon.single import until
 from support.streams import model, read_tree, write_tree
 
 from patchswarm.daemon.making import Making
 from patchswarm.storage.errors import NoSpaceError
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
-async def head(root):
-    async with head_of(root) as running:
-        yield running
-
-
-@pytest.fixture
-async def member(head, root):
-    async with member_of(head, root) as running:
-        yield running
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 import pytest
 from daemon.nodes import Head, make_head, make_member
-from daemon.single import Single, head_of, short_path, until
+from daemon.single import Single, head_of, until
 from structlog.testing import CapturingLogger
 from support.streams import model, read_tree, write_tree
 
@@ -20,12 +20,6 @@ from patchswarm.storage.space import Space
 
 STREAM = "qwen"
 WINDOW = 12
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
 
 
 @pytest.fixture(autouse=True)

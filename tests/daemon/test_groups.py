@@ -1,25 +1,13 @@
 """Leases of an engine that is spread over several hosts: all of them have the version, or nobody loads it."""
 
 import pytest
-from daemon.single import head_of, member_of, short_path, until
+from daemon.single import member_of, until
 from support.streams import model, read_tree, write_tree
 
 from patchswarm.daemon.local.aio_client import AsyncClient
 from patchswarm.daemon.local.errors import InvalidRequestError, VersionNotReadyError
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
-async def head(root):
-    async with head_of(root) as running:
-        yield running
 
 
 def knows(single, other, version):

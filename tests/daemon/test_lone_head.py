@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from daemon.single import Single, head_of, member_of, short_path
+from daemon.single import Single, head_of, member_of
 from support.streams import model, read_tree, write_tree
 
 from patchswarm.daemon.errors import RefusedError
@@ -11,12 +11,6 @@ from patchswarm.storage.catalog import log_path
 from patchswarm.storage.recovery import open_catalog
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
 
 
 async def published(head, root, steps, **options):

@@ -6,7 +6,7 @@ import threading
 import msgspec
 import pytest
 from daemon.nodes import make_head
-from daemon.single import Single, head_of, member_of, short_path, until
+from daemon.single import Single, head_of, member_of, until
 from support.streams import model, read_tree, write_tree
 
 from patchswarm.daemon.errors import NotRisingError, RefusedError
@@ -17,18 +17,6 @@ from patchswarm.storage.errors import NoSpaceError, NotACheckpointError, SlotsBu
 from patchswarm.storage.slots import StreamSlots
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
-async def head(root):
-    async with head_of(root) as running:
-        yield running
 
 
 def trained(root, steps):

@@ -1,17 +1,10 @@
 """What a node counts while versions travel."""
 
-import pytest
-from daemon.single import head_of, member_of, short_path, until
+from daemon.single import head_of, member_of, until
 from prometheus_client.parser import text_string_to_metric_families
 from support.streams import model, write_tree
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
 
 
 def measured(single):

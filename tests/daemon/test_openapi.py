@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import pytest
-from daemon.nodes import free_port, make_head
-from daemon.single import Single, short_path
+from daemon.single import head_of
 from support.streams import model, write_tree
 
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
@@ -29,16 +27,8 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 
 
 @pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
 async def head(root):
-    made = make_head(root / "head")
-    local = msgspec.structs.replace(made.config.local, tcp=f"127.0.0.1:{free_port()}")
-    async with Single(made.home, msgspec.structs.replace(made.config, local=local)).running() as running:
+    async with head_of(root, tcp=True) as running:
         await running.publish(STREAM, write_tree(root / "trainer", model(1)))
         yield running
 

@@ -1,9 +1,7 @@
 """The status page in a real browser, over real daemons."""
 
-import msgspec
 import pytest
-from daemon.nodes import free_port, make_head
-from daemon.single import Single, member_of, short_path
+from daemon.single import head_of, member_of
 from support.browser import CHROMIUM, tab_of_chromium
 from support.streams import model, write_tree
 
@@ -29,16 +27,8 @@ CONTRAST = """(() => {
 
 
 @pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
 async def head(root):
-    made = make_head(root / "head")
-    local = msgspec.structs.replace(made.config.local, tcp=f"127.0.0.1:{free_port()}")
-    async with Single(made.home, msgspec.structs.replace(made.config, local=local)).running() as running:
+    async with head_of(root, tcp=True) as running:
         yield running
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from daemon.single import Single, head_of, member_of, short_path, until
+from daemon.single import Single, head_of, member_of, until
 from support.streams import model, read_tree, write_tree
 from support.versions import Publisher
 
@@ -14,18 +14,6 @@ from patchswarm.storage.errors import CatalogError, SlotsBusyError
 from patchswarm.storage.slots import StreamSlots
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
-async def head(root):
-    async with head_of(root) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What a crash left in the chunk store and nothing names is deleted; what something names stays."""
 
 import pytest
-from daemon.single import Single, head_of, member_of, short_path, until
+from daemon.single import Single, head_of, member_of, until
 from support.streams import model, write_tree
 
 from patchswarm.daemon import node, retention
@@ -9,12 +9,6 @@ from patchswarm.protocol.ids import digest
 from patchswarm.storage.chunks import ChunkStore
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
 
 
 @pytest.fixture(autouse=True)

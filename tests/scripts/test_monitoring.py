@@ -8,10 +8,9 @@ import subprocess
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import pytest
-from daemon.nodes import free_port, make_head
-from daemon.single import Single, short_path
+from daemon.nodes import free_port
+from daemon.single import head_of
 from prometheus_client.parser import text_string_to_metric_families
 from support.streams import model, write_tree
 
@@ -22,16 +21,8 @@ needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason
 
 
 @pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
 async def head(root):
-    made = make_head(root / "head")
-    local = msgspec.structs.replace(made.config.local, tcp=f"127.0.0.1:{free_port()}")
-    async with Single(made.home, msgspec.structs.replace(made.config, local=local)).running() as running:
+    async with head_of(root, tcp=True) as running:
         await running.publish(STREAM, write_tree(root / "trainer", model(1)))
         yield running
 

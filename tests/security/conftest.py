@@ -4,15 +4,8 @@ import contextlib
 
 import numpy as np
 import pytest
-from daemon.single import head_of, member_of, short_path
+from daemon.single import member_of
 from support.checkpoints import model, stepped, write
-
-
-@pytest.fixture
-def root():
-    """A short folder: a socket's path has at most 107 bytes."""
-    with short_path() as path:
-        yield path
 
 
 @pytest.fixture
@@ -27,12 +20,6 @@ def checkpoints(tmp_path):
             tensors = stepped(tensors, random)
 
     return make()
-
-
-@pytest.fixture
-async def head(root):
-    async with head_of(root) as running:
-        yield running
 
 
 @pytest.fixture

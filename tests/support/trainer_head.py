@@ -5,6 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+import uvloop
 from support.local_service import STREAM
 
 from patchswarm.daemon.local.client import Client
@@ -102,3 +104,19 @@ def tensors_of(folder):
                 assert name not in found, f"{name} is in two files"
                 found[name] = (entry["dtype"], tuple(entry["shape"]), data[start + first : start + last])
     return found
+
+
+@pytest.fixture
+def loop_factory():
+    """These tests are about what is published; the API itself is tested under both event loops."""
+    return uvloop.new_event_loop
+
+
+@pytest.fixture
+def head(api):
+    return TrainerHead(api)
+
+
+@pytest.fixture
+def staging(tmp_path):
+    return tmp_path / "staging"

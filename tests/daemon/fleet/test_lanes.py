@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from daemon.single import head_of, member_of, short_path, until
+from daemon.single import member_of, until
 from support.streams import model, read_tree, write_tree
 
 from patchswarm.daemon.fleet import peer as peers
@@ -14,18 +14,6 @@ from patchswarm.protocol.ids import digest
 from patchswarm.protocol.lane import LaneCodec, encode_preamble
 
 STREAM = "qwen"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
-
-
-@pytest.fixture
-async def head(root):
-    async with head_of(root) as running:
-        yield running
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 import datetime as dt
 
-import pytest
 from daemon.nodes import UTC_NOW, free_port, make_head
-from daemon.single import Single, head_of, member_of, short_path, until
+from daemon.single import Single, head_of, member_of, until
 
 from patchswarm.daemon.fleet import authority, standing
 from patchswarm.daemon.fleet.identity import Identity
@@ -19,12 +18,6 @@ DAYS = dt.timedelta(days=1)
 
 def days_left(home):
     return (Identity.load(home).not_after - dt.datetime.now(dt.UTC)) / DAYS
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
 
 
 async def test_an_old_certificate_is_renewed_over_the_link_and_shown_from_then_on(root):

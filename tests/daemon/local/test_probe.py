@@ -6,16 +6,10 @@ import sys
 import threading
 
 import pytest
-from daemon.single import head_of, short_path
+from daemon.single import head_of
 from support.streams import model, write_tree
 
 from patchswarm.daemon.local import probe
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
 
 
 def run(home, *arguments):

@@ -10,7 +10,7 @@ import sys
 import msgspec
 import pytest
 from daemon.nodes import Head, make_head, make_member
-from daemon.single import Single, short_path, until
+from daemon.single import Single, until
 from support.mirrors import S3_BUCKET, nginx, s3_server, web_server
 from support.streams import model, read_tree, write_tree
 
@@ -31,12 +31,6 @@ from patchswarm.protocol.mirror import open_list
 from patchswarm.protocol.signed import sign
 
 STREAM = "secret-run"
-
-
-@pytest.fixture
-def root():
-    with short_path() as path:
-        yield path
 
 
 @pytest.fixture(autouse=True)

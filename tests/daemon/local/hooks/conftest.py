@@ -4,15 +4,10 @@ import importlib
 
 import numpy as np
 import pytest
-import uvloop
 from support.local_service import STREAM
-from support.trainer_head import TrainerHead
+from support.trainer_head import TrainerHead, loop_factory
 
-
-@pytest.fixture
-def loop_factory():
-    """These tests are about hooks; the API itself is tested under both event loops."""
-    return uvloop.new_event_loop
+__all__ = ["loop_factory"]
 
 
 @pytest.fixture

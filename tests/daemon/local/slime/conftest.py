@@ -2,25 +2,10 @@
 
 import numpy as np
 import pytest
-import uvloop
 from support.checkpoints import model, stepped, write
-from support.trainer_head import TrainerHead
+from support.trainer_head import head, loop_factory, staging
 
-
-@pytest.fixture
-def loop_factory():
-    """These tests are about folders; the API itself is tested under both event loops."""
-    return uvloop.new_event_loop
-
-
-@pytest.fixture
-def head(api):
-    return TrainerHead(api)
-
-
-@pytest.fixture
-def staging(tmp_path):
-    return tmp_path / "staging"
+__all__ = ["head", "loop_factory", "staging"]
 
 
 @pytest.fixture

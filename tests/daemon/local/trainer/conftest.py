@@ -2,27 +2,12 @@
 
 import numpy as np
 import pytest
-import uvloop
 from support.local_service import STREAM
-from support.trainer_head import TrainerHead
+from support.trainer_head import head, loop_factory, staging
 
 from patchswarm.daemon.local.trainer.publisher import Publisher
 
-
-@pytest.fixture
-def loop_factory():
-    """These tests are about what is published; the API itself is tested under both event loops."""
-    return uvloop.new_event_loop
-
-
-@pytest.fixture
-def head(api):
-    return TrainerHead(api)
-
-
-@pytest.fixture
-def staging(tmp_path):
-    return tmp_path / "staging"
+__all__ = ["head", "loop_factory", "staging"]
 
 
 @pytest.fixture
