@@ -29,7 +29,7 @@ class _Commands(click.Group):
             raise
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)
-        except Exception as error:
+        except Exception as error:  # not swallowed: one line and an exit code say it, PATCHSWARM_DEBUG shows where
             if os.environ.get("PATCHSWARM_DEBUG"):
                 raise
             message, code = _explain(error)

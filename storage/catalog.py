@@ -177,7 +177,7 @@ class Catalog:
             try:
                 with self._write(durable=self._log is None or not entries) as database:
                     yield database
-            except Exception:
+            except Exception:  # raised again below, once the log has taken back what the catalog did not get
                 with suppress(StorageError):
                     self._note([Entry(FORGOTTEN, each.name) for each in entries if each.what != SETTING], durable=True)
                 raise

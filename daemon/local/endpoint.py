@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 
 from .errors import InvalidRequestError, LocalError, MethodNotAllowedError, UnknownRouteError
-from .problems import as_local, problem_response
+from .problems import problem_response, told_of
 from .rights import Right, check_right
 
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -128,12 +128,9 @@ async def answer_problems(
         return problem_response(problem, {"Allow": allowed})
     except web.HTTPNotFound:
         return problem_response(UnknownRouteError(f"no such path: {request.path[:200]}"))
-    except Exception as error:
-        known = as_local(error)
-        if known is None:
-            _log.exception("local request failed", method=request.method, path=request.path)
-            known = LocalError(f"{request.method} {request.path[:200]} failed ({type(error).__name__}); see the log")
-        return problem_response(known)
+    except Exception as error:  # not swallowed: the caller is told, a bug is logged whole, others are served on
+        doing = f"{request.method} {request.path[:200]}"
+        return problem_response(told_of(error, doing, "local request failed", method=request.method, path=request.path))
 
 
 def _query(request: web.Request, kind: type[Q]) -> Q:

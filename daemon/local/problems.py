@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from ...storage import errors as storage
@@ -28,6 +29,8 @@ from .errors import (
 )
 
 CONTENT_TYPE: Final = "application/problem+json"
+
+_log: Final = structlog.get_logger(__name__)
 
 _STORAGE: Final[tuple[tuple[type[storage.StorageError], type[LocalError]], ...]] = (
     (storage.NotACheckpointError, BadSourceError),
@@ -65,6 +68,19 @@ def as_local(error: Exception) -> LocalError | None:
     if isinstance(error, web.HTTPException):
         return _HTTP.get(error.status, InvalidRequestError)(error.text or error.reason)
     return None
+
+
+def told_of(error: Exception, doing: str, event: str, **where: object) -> LocalError:
+    """The problem to tell the caller: the known one, or for a bug one line, with all of it in the log as `event`.
+
+    For handlers of whatever may be raised, inside them: nothing is swallowed, since the caller always hears of it, and
+    the daemon serves others on.
+    """
+    known = as_local(error)
+    if known is None:
+        _log.exception(event, **where)
+        known = LocalError(f"{doing} failed ({type(error).__name__}); see the log")
+    return known
 
 
 def problem_response(error: LocalError, headers: dict[str, str] | None = None) -> web.Response:

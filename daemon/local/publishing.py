@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, Final
 
 import msgspec
-import structlog
 from aiohttp import web
 
 from ...protocol.errors import MessageError
@@ -23,7 +22,7 @@ from .errors import (
     VersionNotRisingError,
 )
 from .model import PublishLine, PublishProgress, PublishRequest
-from .problems import as_local
+from .problems import told_of
 from .rights import Right
 from .service import LocalService
 from .streams import STREAM
@@ -38,8 +37,6 @@ _PROBLEMS: Final = (
     BadSourceError,
     StorageFailedError,
 )
-
-_log = structlog.get_logger(__name__)
 
 
 class PublishEndpoint:
@@ -91,12 +88,9 @@ class PublishEndpoint:
         """The publish itself; its end, good or bad, goes into the feed."""
         try:
             feed.end(PublishLine(result=await self._service.publish(call.stream, call.body, feed.progress)))
-        except Exception as error:
-            known = as_local(error)
-            if known is None:
-                _log.exception("publish failed", stream=call.stream, directory=call.body.directory)
-                known = LocalError(f"publishing {call.body.directory} failed ({type(error).__name__}); see the log")
-            feed.end(known)
+        except Exception as error:  # not swallowed: it is the last thing the caller hears, and a bug is logged whole
+            folder = call.body.directory
+            feed.end(told_of(error, f"publishing {folder}", "publish failed", stream=call.stream, directory=folder))
 
 
 class _Feed:
