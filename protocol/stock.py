@@ -85,6 +85,20 @@ class Stock:
         """Attempts that the chunk belongs to: more than one when lists are alike."""
         return [series.attempt for series, _ in self._places.get(name, ())]
 
+    def streams_of(self, name: bytes) -> set[str]:
+        """Streams that the chunk belongs to."""
+        return {series.stream for series, _ in self._places.get(name, ())}
+
+    def whole_with(self, stream: str, names: frozenset[bytes]) -> list[bytes]:
+        """Attempts of a stream that are whole here, some of these chunks being theirs."""
+        return [
+            series.attempt
+            for series in self.series.values()
+            if series.stream == stream
+            and series.complete()
+            and any(name in names for name, _ in (*series.meta, *series.chunks.values()))
+        ]
+
     def is_named(self, name: bytes) -> bool:
         """Whether any series has the chunk: one that came for an attempt dropped meanwhile is of no use."""
         return name in self._places

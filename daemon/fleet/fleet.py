@@ -7,7 +7,6 @@ import contextlib
 import random
 import secrets
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
@@ -45,30 +44,23 @@ from ...storage.catalog import Catalog
 from ...storage.chunks import ChunkStore
 from ...storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from ..config import Config, Limits
-from . import tls
 from .blocks import BlockDesk
-from .enrol import Issuer, serve_join
+from .doors import Doors, Streams
+from .enrol import Issuer
 from .identity import Identity
 from .lane import Lane
 from .lanes import LaneDesk
+from .ledger import Ledger
 from .listener import Listener
 from .peer import Peer
 from .reach import Reach
 from .record import OwnRecord, remembered
-from .shun import Shunned
 from .standing import Standing
 from .tally import Scope, Tally
 from .traffic import Kept, Traffic
 from .view import View
 
 _log: Final = structlog.get_logger(__name__)
-
-DIAL_TIMEOUT_S: Final = 10.0
-MAX_JOINERS: Final = 32
-"""Strangers in the join exchange at a time; each has EXCHANGE_TIMEOUT_S for it."""
-
-MAX_LINKS: Final = 4
-"""Control connections of one node at a time; all but one are about to be closed."""
 
 FULL_DISK_WAIT_S: Final = 5.0
 NODES_PER_SECOND: Final = 50
@@ -113,26 +105,22 @@ class Fleet:
         self.blocks = BlockDesk(self.swarm, self._carry_out, self._now)
         self.node = identity.node_id
         self.peers: dict[int, Peer] = {}
-        self._issuer = replace(issuer, introduce=self.swarm.gossip.introductions)
-        self._joiners = 0
-        self._shunned = Shunned()
         self._store = store
         self._catalog = catalog
         self._local = local
         self._server_tls = identity.server_tls()
-        self._client_tls: ssl.SSLContext = identity.client_tls()
+        client_tls = identity.client_tls()
         self._record = OwnRecord(identity, catalog, config.node.site, config.node.addresses)
         self.standing = Standing(
-            identity, self.swarm, self._record, (self._server_tls, self._client_tls), self._tell, self._say_record
+            identity, self.swarm, self._record, (self._server_tls, client_tls), self._tell, self._say_record
         )
         self._record_due: asyncio.TimerHandle | None = None
         self._traffic = Traffic(store, config.limits, config.storage.memory_limit, self._lanes)
-        self._reach = Reach(config.node)
+        issuer = replace(issuer, introduce=self.swarm.gossip.introductions)
+        self.doors = Doors(self.swarm, issuer, client_tls, Reach(config.node), self._meet, self._dial_failed)
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self.tally = Tally()
-        self._to_persist: list[tuple[ObjectKind, bytes, bytes]] = []
-        self._to_forget: list[bytes] = []
-        self._persist = asyncio.Event()
+        self._ledger = Ledger(catalog)
         self._wake = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
 
@@ -149,9 +137,9 @@ class Fleet:
                 self._restore()
                 self._tasks.create_task(self._tick())
                 self._tasks.create_task(self.standing.run())
-                self._tasks.create_task(self._persisting())
+                self._tasks.create_task(self._ledger.run())
                 if listening is not None:
-                    accepting = Listener(listening, self._server_tls, self._accept, self._desk.accept)
+                    accepting = Listener(listening, self._server_tls, self.doors.accept, self._desk.accept)
                     self._tasks.create_task(accepting.run())
                 yield
         finally:
@@ -230,16 +218,9 @@ class Fleet:
 
     def restore(self, stream: str, names: frozenset[bytes]) -> bool:
         """Chunks of these names left the store: fetch again what was whole with them. Whether anything was."""
-        fetch = self.swarm.fetch
-        hit = [
-            series.attempt
-            for series in fetch.stock.series.values()
-            if series.stream == stream
-            and series.complete()
-            and any(name in names for name, _ in (*series.meta, *series.chunks.values()))
-        ]
+        hit = self.swarm.fetch.stock.whole_with(stream, names)
         if hit:
-            fetch.routing.restore(stream, hit)
+            self.swarm.fetch.routing.restore(stream, hit)
             self.rescan(stream)
         return bool(hit)
 
@@ -309,13 +290,11 @@ class Fleet:
                     _log.debug("hang up", peer=number, reason=reason)
                     self._spawn(self._close_soon(self.peers[number]))
             case Dial(address):
-                self._spawn(self._dial(address))
+                self._spawn(self.doors.dial(address))
             case Persist(kind, name, data):
-                self._to_persist.append((kind, name, data))
-                self._persist.set()
+                self._ledger.keep(kind, name, data)
             case Forget(digests):
-                self._to_forget += digests
-                self._persist.set()
+                self._ledger.forget(digests)
             case SiteFound(site):
                 self._record.site = site
                 self._say_record()
@@ -343,21 +322,6 @@ class Fleet:
                 async with asyncio.timeout(max(self.swarm.wake_s() - self._now(), 0.001)):
                     await self._wake.wait()  # the core was called: it may be due sooner now
 
-    async def _persisting(self) -> None:
-        while True:
-            await self._persist.wait()
-            self._persist.clear()
-            new, self._to_persist = self._to_persist, []
-            old, self._to_forget = self._to_forget, []
-            try:
-                if new:
-                    await asyncio.to_thread(self._catalog.put_objects, new)
-                if old:
-                    await asyncio.to_thread(self._catalog.forget, old)
-            except StorageError as error:
-                # What is not kept is gossiped again after a restart; the node goes on with what it knows.
-                _log.error("catalog not written", reason=str(error))
-
     async def _open_index(self, attempt: bytes) -> None:
         series = self.swarm.fetch.stock.series.get(attempt)
         if series is None or series.transition is None:
@@ -378,54 +342,9 @@ class Fleet:
 
     # -- control connections --------------------------------------------------------------------------------
 
-    async def _dial(self, address: str) -> None:
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                host, port = await self._reach.resolve(address)
-                reader, writer = await asyncio.open_connection(host, port, ssl=self._client_tls)
-        except (OSError, TimeoutError, ValueError) as error:  # a gossiped address may be anything (UnicodeError too)
-            _log.debug("dial failed", address=address, reason=str(error) or type(error).__name__)
-            self.swarm.dial_failed(address, self._now())
-            self._carry_out()
-            return
-        await self._run_peer(reader, writer, address)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        match tls.classify(writer.get_extra_info("ssl_object")):
-            case tls.Member():
-                await self._run_peer(reader, writer, None)
-            case tls.Joiner() if self._joiners < MAX_JOINERS:
-                self._joiners += 1
-                try:
-                    await serve_join(reader, writer, self._issuer)
-                finally:
-                    self._joiners -= 1
-            case tls.Joiner():
-                _log.info("connection refused", reason="too many joiners")
-                writer.transport.abort()
-            case tls.Refused(why):
-                _log.debug("connection refused", reason=why)
-                writer.transport.abort()
-
-    async def _run_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None) -> None:
-        try:
-            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            key = tls.peer_node_key(writer.get_extra_info("ssl_object"))
-        except (OSError, ValueError) as error:  # gone again, or no node's certificate
-            _log.debug("connection given up", address=address, reason=str(error))
-            writer.transport.abort()
-            if address is not None:
-                self.swarm.dial_failed(address, self._now())
-            return
-        shunned = self._shunned.is_shunned(key, self._now())
-        if shunned or sum(link.node_key == key for link in self.swarm.links.values()) >= MAX_LINKS:
-            reason = "the node broke a rule a moment ago" if shunned else "the node has enough connections"
-            _log.debug("connection refused", reason=reason)
-            writer.transport.abort()
-            if address is not None:
-                self.swarm.dial_failed(address, self._now())
-            return
-        peer = Peer(self, reader, writer, address)
+    async def _meet(self, key: bytes, streams: Streams, address: str | None) -> None:
+        """Be in touch with a member until the connection ends; `address` is where it was dialled."""
+        peer = Peer(self, *streams, address)
         peer.number = self.swarm.link_up(key, address, self._now())
         self.peers[peer.number] = peer
         self._carry_out()
@@ -434,10 +353,14 @@ class Fleet:
         finally:
             del self.peers[peer.number]
             if peer.broke_rule:
-                self._shunned.offended(key, self._now())
+                self.doors.shunned.offended(key, self._now())
             self.blocks.gone(peer.number)
             self.swarm.link_down(peer.number, self._now())
             self._carry_out()
+
+    def _dial_failed(self, address: str) -> None:
+        self.swarm.dial_failed(address, self._now())
+        self._carry_out()
 
     async def _close_soon(self, peer: Peer) -> None:
         """Close a peer after its goodbye had a moment to leave."""
@@ -508,8 +431,7 @@ class Fleet:
 
     def streams_of(self, name: bytes) -> set[str]:
         """Streams that have a use for a chunk."""
-        stock = self.swarm.fetch.stock
-        return {stock.series[attempt].stream for attempt in stock.attempts_of(name)}
+        return self.swarm.fetch.stock.streams_of(name)
 
     def count_sent(self, peer: Peer, size_bytes: int) -> None:
         """Bytes of a chunk leave for a peer."""
@@ -533,25 +455,28 @@ class Fleet:
         self._spawn(self._keep(peer, lane, name, body))
 
     async def _keep(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
-        scope = self._scope(peer)
-        kept = await self._traffic.keep(name, body)
+        kept = await self._store_chunk(name, body, self._scope(peer))
         now_s = self._now()
-        self.tally.received_bytes[scope] += len(body)
         match kept:
             case Kept.STORED:
-                self._local(ChunkStored(name))
                 self.swarm.chunk_arrived(peer.number, name, now_s, intact=True, secure=lane is None)
             case Kept.DAMAGED:
-                self.tally.damaged_chunks += 1
                 _log.warning("damaged chunk", peer=peer.number, over="TLS" if lane is None else "lane")
                 if lane is not None:
                     lane.close()
                 self.swarm.chunk_arrived(peer.number, name, now_s, intact=False, secure=lane is None)
             case Kept.NO_ROOM:
-                self.tally.unstored_chunks += 1
                 self.swarm.fetch.hold_off(now_s + FULL_DISK_WAIT_S)
                 self.swarm.chunk_not_kept(peer.number, name, now_s)
         self._carry_out()
+
+    async def _store_chunk(self, name: bytes, body: bytearray, scope: Scope) -> Kept:
+        """Verify a chunk that has come, keep it, count it, and say so on this host."""
+        kept = await self._traffic.keep(name, body)
+        self.tally.count(kept, len(body), scope)
+        if kept is Kept.STORED:
+            self._local(ChunkStored(name))
+        return kept
 
     # -- what no link brought -------------------------------------------------------------------------------
 
@@ -576,18 +501,11 @@ class Fleet:
         await self._traffic.allowed()
 
     async def keep(self, name: bytes, body: bytearray) -> Kept:
-        """Verify a chunk and keep it."""
+        """Verify a chunk that no peer brought, and keep it."""
         self._traffic.came(len(body))
-        kept = await self._traffic.keep(name, body)
-        self.tally.received_bytes["wan"] += len(body)
-        match kept:
-            case Kept.STORED:
-                self._local(ChunkStored(name))
-                self.stored(name)
-            case Kept.DAMAGED:
-                self.tally.damaged_chunks += 1
-            case Kept.NO_ROOM:
-                self.tally.unstored_chunks += 1
+        kept = await self._store_chunk(name, body, "wan")
+        if kept is Kept.STORED:
+            self.stored(name)
         return kept
 
     @staticmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .traffic import Kept
+
 Scope = Literal["site", "wan"]
 """Whether a peer is of this node's own site."""
 
@@ -19,3 +21,9 @@ class Tally:
     """Chunks whose bytes were not those of their name."""
     unstored_chunks: int = 0
     """Chunks for which the disk had no room."""
+
+    def count(self, kept: Kept, size_bytes: int, scope: Scope) -> None:
+        """Count a chunk that came, and what became of it."""
+        self.received_bytes[scope] += size_bytes
+        self.damaged_chunks += kept is Kept.DAMAGED
+        self.unstored_chunks += kept is Kept.NO_ROOM

@@ -91,7 +91,7 @@ async def attacked(head, root, attack, until, within_s=20.0):
 @pytest.mark.parametrize("attack", ["forge", "frames"])
 async def test_what_breaks_a_rule_gets_the_attacker_hung_up_on_and_shut_out(head, tmp_path, attack):
     attacker = await attacked(head, tmp_path / "x", attack, lambda attacker: attacker.hung_up >= 3)
-    assert head.fleet._shunned.is_shunned(attacker._own.node_public_key, time.monotonic())
+    assert head.fleet.doors.shunned.is_shunned(attacker._own.node_public_key, time.monotonic())
 
 
 @pytest.mark.parametrize("attack", ["flood", "dribble", "gossip"])

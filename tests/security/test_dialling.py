@@ -110,9 +110,9 @@ async def test_member_that_names_a_victim_makes_nobody_connect_to_it(head, fleet
     victim = await asyncio.start_server(lambda _, writer: (knocks.append(1), writer.close()), "127.0.0.1", 0)
     port = victim.sockets[0].getsockname()[1]
     member = await fleet()
-    head.fleet._reach = Reach(PUBLIC)  # as on a host that is not a lab on loopback
+    head.fleet.doors.reach = Reach(PUBLIC)  # as on a host that is not a lab on loopback
     refused = []
-    resolve = head.fleet._reach.resolve
+    resolve = head.fleet.doors.reach.resolve
 
     async def noting(address):
         try:
@@ -121,7 +121,7 @@ async def test_member_that_names_a_victim_makes_nobody_connect_to_it(head, fleet
             refused.append(address)
             raise
 
-    head.fleet._reach.resolve = noting
+    head.fleet.doors.reach.resolve = noting
     await until(lambda: list(head.fleet.swarm.connected()))
     own = member.identity
     record = NodeRecord(

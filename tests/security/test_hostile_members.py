@@ -10,7 +10,7 @@ from daemon.single import until
 from support.raw_member import RawMember
 from support.versions import Publisher, key_of, node_record
 
-from patchswarm.daemon.fleet import fleet as fleets
+from patchswarm.daemon.fleet import doors
 from patchswarm.daemon.fleet import peer as peers
 from patchswarm.daemon.fleet.shun import FORGIVEN_S, Shunned
 from patchswarm.protocol import census, gossip, spread
@@ -203,11 +203,11 @@ async def test_who_broke_a_rule_comes_back_only_after_a_while(head, fleet, hosti
     await hostile.greet()
     hostile.raw(bytes(4))
     assert await hostile.hung_up()
-    await until(lambda: head.fleet._shunned.is_shunned(hostile.own.node_public_key, time.monotonic()))
+    await until(lambda: head.fleet.doors.shunned.is_shunned(hostile.own.node_public_key, time.monotonic()))
     again = again_as(hostile)
     await again.dial()
     assert await again.hear(Hello) is None, "it is not even greeted"
-    await until(lambda: not head.fleet._shunned.is_shunned(hostile.own.node_public_key, time.monotonic()))
+    await until(lambda: not head.fleet.doors.shunned.is_shunned(hostile.own.node_public_key, time.monotonic()))
     later = again_as(hostile)
     await later.dial()
     assert await later.greet()
@@ -289,7 +289,7 @@ async def test_node_that_talks_of_itself_without_end_is_heard_so_often_and_no_mo
 
 
 async def test_one_member_has_few_connections(head, hostile, monkeypatch):
-    monkeypatch.setattr(fleets, "MAX_LINKS", 2)
+    monkeypatch.setattr(doors, "MAX_LINKS", 2)
     others = []
     for _ in range(5):
         other = again_as(hostile)

@@ -183,12 +183,12 @@ async def test_half_open_connections_of_one_address_push_out_only_its_own(monkey
 
 
 async def test_strangers_that_join_for_ever_keep_no_member_out(head, fleet, monkeypatch):
-    monkeypatch.setattr("patchswarm.daemon.fleet.fleet.MAX_JOINERS", 2)
+    monkeypatch.setattr("patchswarm.daemon.fleet.doors.MAX_JOINERS", 2)
     context = tls.joiner_context(None)
     held = [await asyncio.open_connection(*place(head), ssl=context) for _ in range(8)]
-    await until(lambda: head.fleet._joiners == 2)
+    await until(lambda: head.fleet.doors.joiners == 2)
     member = await fleet()
     await until(lambda: list(member.fleet.swarm.connected()))
     for _, writer in held:
         writer.transport.abort()
-    await until(lambda: head.fleet._joiners == 0)
+    await until(lambda: head.fleet.doors.joiners == 0)

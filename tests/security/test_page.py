@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchswarm.daemon import watch
-from patchswarm.daemon.fleet import authority, fleet, lanes, listener, peer, reach
+from patchswarm.daemon.fleet import authority, doors, lanes, listener, peer, reach
 from patchswarm.daemon.local import endpoint
 from patchswarm.protocol import (
     census,
@@ -56,8 +56,8 @@ def test_every_test_that_the_page_names_exists_where_it_says():
         ("handshake", (f"{listener.FIRST_BYTES_S:.0f} s", f"{swarm.HELLO_S:.0f} s")),
         ("silence", (f"{swarm.SILENT_S:.0f} s",)),
         ("half-open connections;", (f"{listener.MAX_HALF_OPEN}; {listener.MAX_HALF_OPEN_EACH}",)),
-        ("joiners", (str(fleet.MAX_JOINERS),)),
-        ("control connections of one node", (f"{fleet.MAX_LINKS};",)),
+        ("joiners", (str(doors.MAX_JOINERS),)),
+        ("control connections of one node", (f"{doors.MAX_LINKS};",)),
         ("a lane's offer", (f"{lanes.OFFER_S:.0f} s",)),
         ("requests queued", (str(peer.MAX_SERVING),)),
         ("control bytes", (f"{peer.MAX_QUEUED_BYTES >> 20} MiB",)),

@@ -189,7 +189,7 @@ async def test_a_peer_has_no_more_lanes_than_the_limit(head, member):
 
 async def test_a_gossiped_address_that_is_none_hurts_nobody(head, member, root):
     for address in ("nonsense", "a..b:1", "x" * 70 + ":1", "host\0:1", "[::1:7", "\ud7ff:99", "127.0.0.1:1"):
-        head.fleet._spawn(head.fleet._dial(address))
+        head.fleet._spawn(head.fleet.doors.dial(address))
     await asyncio.sleep(0)
     await travels(head, member, root)
 

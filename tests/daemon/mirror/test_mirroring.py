@@ -124,7 +124,7 @@ async def knows_the_mirror(member):
 
 def dials_nobody(member, monkeypatch):
     """The member, cut off from a fleet that is alive."""
-    monkeypatch.setattr(member.fleet, "_dial", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr(member.fleet.doors, "dial", lambda _: asyncio.sleep(0))
     return member
 
 
