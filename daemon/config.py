@@ -6,13 +6,11 @@ descriptions the comments of the file that `init` and `join` write.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 
@@ -21,6 +19,7 @@ from ..protocol.ids import check_stream_name
 from .errors import BadInputError, ConfigError
 from .home import Home, write_private
 from .mirror.url import check_url
+from .tables import convert, keys_of, refuse_unknown, to_toml
 from .units import Rate, Size, is_wildcard, parse_address
 
 DEFAULT_PORT: Final = 7340
@@ -325,17 +324,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"{where}: not TOML: {error}") from None
         _check_version(raw.pop("config_version", VERSION), where)  # files of the first days do not say
         sections = _sections()
-        _refuse_unknown(raw, [*sections, "stream"], where, "")
+        refuse_unknown(raw, [*sections, "stream"], where, "")
         values: dict[str, Any] = {
-            name: _convert(raw.get(name, {}), kind, where, name) for name, kind in sections.items()
+            name: convert(raw.get(name, {}), kind, where, name) for name, kind in sections.items()
         }
-        streams = _convert(raw.get("stream", {}), dict[str, dict[str, Any]], where, "stream")
+        streams = convert(raw.get("stream", {}), dict[str, dict[str, Any]], where, "stream")
         for name in streams:
             try:
                 _check_stream(name)
             except ValueError as error:
                 raise ConfigError(f"{where}: stream.{name}: {error}") from None
-        values["stream"] = {name: _convert(table, Stream, where, f"stream.{name}") for name, table in streams.items()}
+        values["stream"] = {name: convert(table, Stream, where, f"stream.{name}") for name, table in streams.items()}
         return _resolve(cls(**values), home.root)
 
 
@@ -380,15 +379,15 @@ def render(values: Mapping[str, Mapping[str, object]]) -> str:
     for section, kind in _sections().items():
         lines += ["", f"# {kind.__doc__}", f"[{section}]"]
         given = values.get(section, {})
-        for key, default, description in _keys(kind):
-            text = f"{key} = {_toml(given.get(key, default))}"
+        for key, default, description in keys_of(kind):
+            text = f"{key} = {to_toml(given.get(key, default))}"
             lines += [f"# {description}", text if key in given else f"# {text}"]
         if section == "streams":
             lines += ["", "# A table for one stream:", "# [stream.NAME]"]
-            for key, default, description in _keys(Stream):
+            for key, default, description in keys_of(Stream):
                 lines += [
                     f"# {description}",
-                    f"# {key} = {_toml(default or '/models/…') if key == 'base' else default}",
+                    f"# {key} = {to_toml(default or '/models/…') if key == 'base' else default}",
                 ]
     return "\n".join(lines) + "\n"
 
@@ -409,65 +408,12 @@ def _sections() -> dict[str, type[Section]]:
     return {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Section)}
 
 
-def _keys(kind: type[msgspec.Struct]) -> list[tuple[str, object, str]]:
-    """(key, default, description) of every field of a section."""
-    keys = []
-    for field in msgspec.structs.fields(kind):
-        metas = [*get_type_hints(kind, include_extras=True)[field.name].__metadata__]
-        description = next(meta.description for meta in metas if meta.description)
-        keys.append((field.name, field.default, description))
-    return keys
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, Size | Rate | Path):
-        value = str(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _refuse_unknown(table: object, known: list[str], where: str, path: str) -> None:
-    for key in table if isinstance(table, dict) else []:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {path}{key}; {hint}")
-
-
 def _check_version(version: object, where: str) -> None:
     if version == VERSION and type(version) is int:
         return
     if type(version) is int and version > VERSION:
         raise ConfigError(f"{where}: config_version {version}, but this patchswarm reads {VERSION}: upgrade it")
     raise ConfigError(f"{where}: config_version {version!r}: write {VERSION}")
-
-
-def _convert(table: object, kind: Any, where: str, path: str) -> Any:
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        _refuse_unknown(table, [field.name for field in msgspec.structs.fields(kind)], where, f"{path}.")
-    try:
-        return msgspec.convert(table, kind, dec_hook=_decode)
-    except msgspec.ValidationError as error:
-        message, _, inner = str(error).partition(" - at `$")
-        message = message.replace("`object`", "a table")
-        key = inner.removesuffix("`")
-        if message.startswith("Invalid enum value"):
-            message += f"; choose {' or '.join(map(repr, _choices(kind, key.removeprefix('.'))))}"
-        raise ConfigError(f"{where}: {path}{key}: {message}") from None
-
-
-def _choices(kind: Any, key: str) -> tuple[object, ...]:
-    """The values that a field typed `Literal[…]` may have."""
-    return get_args(get_type_hints(kind)[key])
-
-
-def _decode(kind: type[Any], value: object) -> Any:
-    if kind in {Size, Rate}:
-        return kind.parse(value)
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError(f"{value!r} is not a path")
-    return Path(value)
 
 
 def _check_stream(name: str) -> None:
