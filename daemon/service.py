@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from ..protocol.errors import ProtocolError
-from ..protocol.link import Link
-from ..protocol.manifest import Manifest, NodeRecord
+from ..protocol.manifest import Manifest
 from ..protocol.messages import ObjectKind
 from ..storage.errors import LeaseGoneError, SlotGoneError, UnknownLeaseError
 from ..storage.slots import Lease, Slot
 from .deltas import Deltas
+from .describing import known_version, lease_info, peer_statuses, publish_result, slot_check, version_info
 from .errors import ConflictError, NotRisingError, RefusedError
 from .fleet.fleet import Fleet
 from .lives import Lives
@@ -35,7 +35,6 @@ from .local.model import (
     LastError,
     LeaseInfo,
     NodeStatus,
-    PeerHead,
     PeerStatus,
     Progress,
     PublishProgress,
@@ -113,7 +112,7 @@ class NodeService:
             stream=stream,
             state=self._state(replica, current),
             publisher=self._publisher.owns(stream),
-            current=self._info(replica, current) if current else None,
+            current=version_info(replica, current) if current else None,
             head=HeadInfo(epoch=head.epoch, version=head.version, manifest=head.digest.hex()) if head else None,
             lag=lag.versions,
             lag_s=lag.seconds,
@@ -150,39 +149,14 @@ class NodeService:
         """Committed versions that this node knows, newest first."""
         replica = self._replica(stream)
         slots = {slot.manifest: slot for slot in replica.slots.slots() if not slot.twin}
-        known = [self._describe(replica, name, manifest, slots) for name, manifest in self._manifests(stream)]
+        known = [
+            version_info(replica, slots[name]) if name in slots else known_version(name, manifest)
+            for name, manifest in self._manifests(stream)
+        ]
         return sorted(known, key=lambda info: (info.epoch, info.version), reverse=True)
 
     def _manifests(self, stream: str) -> list[tuple[bytes, Manifest]]:
         return [(name, each) for name, each in self._fleet.swarm.gossip.manifests.items() if each.stream == stream]
-
-    def _describe(self, replica: Replica, name: bytes, manifest: Manifest, slots: dict[bytes, Slot]) -> VersionInfo:
-        slot = slots.get(name)
-        if slot is not None:
-            return self._info(replica, slot)
-        return VersionInfo(
-            stream=replica.stream,
-            epoch=manifest.epoch,
-            version=manifest.version,
-            label=manifest.label,
-            manifest=name.hex(),
-            size_bytes=manifest.size,
-            proven=False,
-        )
-
-    @staticmethod
-    def _info(replica: Replica, slot: Slot) -> VersionInfo:
-        return VersionInfo(
-            stream=slot.stream,
-            epoch=slot.epoch,
-            version=slot.version,
-            label=slot.label,
-            manifest=slot.manifest.hex(),
-            size_bytes=slot.layout.size,
-            proven=slot.proven,
-            path=str(slot.path),
-            committed_at=replica.committed_at(slot),
-        )
 
     async def wait(
         self, stream: str, at_least: int, timeout_s: float, *, epoch: int | None = None
@@ -205,7 +179,7 @@ class NodeService:
             changed = replica.changes()
             current = replica.current()
             if current is not None and _reached(current, at_least, epoch):
-                return self._info(replica, current)
+                return version_info(replica, current)
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                     await changed.wait()
@@ -238,20 +212,7 @@ class NodeService:
             raise VersionNotRisingError(str(error), newest=error.newest) from None
         except ConflictError as error:
             raise PublishBusyError(str(error)) from None
-        return PublishResult(
-            stream=stream,
-            epoch=made.slot.epoch,
-            version=made.slot.version,
-            label=made.slot.label,
-            manifest=made.slot.manifest.hex(),
-            changed_fraction=made.changed / made.elements if made.elements else 0.0,
-            changed_elements=made.changed,
-            full_bytes=made.full_bytes,
-            patch_bytes=made.patch_bytes,
-            ratio=made.full_bytes / made.patch_bytes if made.patch_bytes else 0.0,
-            chunks=made.chunks,
-            seconds=made.seconds,
-        )
+        return publish_result(made)
 
     async def lease(self, stream: str, version: int | None, ttl_s: float, group: Sequence[str] = ()) -> LeaseInfo:
         """Hold a version's slot, once all of a group have the version."""
@@ -263,7 +224,7 @@ class NodeService:
         except LocalError:
             await self._let_go(replica, lease)
             raise
-        return self._lease_info(replica, lease)
+        return lease_info(replica, lease)
 
     def _check_host(self, prefix: str, lease: Lease) -> None:
         """Raise VersionNotReadyError unless the one node whose id begins so says that it has the lease's version."""
@@ -283,7 +244,7 @@ class NodeService:
         """Hold it `ttl_s` from now."""
         replica = self._replica(stream)
         renewed = await asyncio.to_thread(replica.slots.renew, lease, ttl_s, time.time())
-        return self._lease_info(replica, renewed)
+        return lease_info(replica, renewed)
 
     async def release(self, stream: str, lease: str) -> None:
         """Let go."""
@@ -294,19 +255,7 @@ class NodeService:
     async def verify(self, stream: str, *, repair: bool) -> list[SlotCheck]:
         """Hold every slot against its digest table."""
         self._replica(stream)
-        return [
-            SlotCheck(
-                path=str(found.slot.path),
-                epoch=found.slot.epoch,
-                version=found.slot.version,
-                twin=found.slot.twin,
-                blocks=found.blocks,
-                bad=found.bad,
-                left=found.left,
-                problem=found.problem,
-            )
-            for found in await self._upkeeps[stream].check_all(mend=repair)
-        ]
+        return [slot_check(found) for found in await self._upkeeps[stream].check_all(mend=repair)]
 
     @asynccontextmanager
     async def open_version(self, stream: str, version: int | None) -> AsyncIterator[OpenVersion]:
@@ -318,7 +267,7 @@ class NodeService:
         try:
             if slot is None:
                 raise UnknownVersionError(f"version {lease.version} of {stream} is not here any more")
-            yield OpenVersion(lease.path, slot.layout, self._info(replica, slot), voided)
+            yield OpenVersion(lease.path, slot.layout, version_info(replica, slot), voided)
         finally:
             replica.unwatch(lease.manifest, voided)
             await self._let_go(replica, lease)
@@ -355,22 +304,6 @@ class NodeService:
                 await self._let_go(replica, await taking)
             raise
 
-    @staticmethod
-    def _lease_info(replica: Replica, lease: Lease) -> LeaseInfo:
-        slot = replica.slots.find(lease.manifest)
-        return LeaseInfo(
-            lease=lease.id,
-            stream=lease.stream,
-            epoch=lease.epoch,
-            version=lease.version,
-            label=lease.label,
-            manifest=lease.manifest.hex(),
-            size_bytes=slot.layout.size if slot else 0,
-            path=str(lease.path),
-            proven=lease.proven,
-            expires_at=lease.expires_at,
-        )
-
     # -- watching -------------------------------------------------------------------------------------------
 
     def lives(self, stream: str) -> list[VersionLife]:
@@ -406,27 +339,7 @@ class NodeService:
 
     def peers(self) -> list[PeerStatus]:
         """The other nodes this one knows."""
-        swarm = self._fleet.swarm
-        links = {link.node: link for link in swarm.connected()}
-        others = [(node, record) for node, record in swarm.gossip.nodes.items() if node != swarm.node]
-        return sorted(
-            (self._peer(node, record, links.get(node)) for node, record in others),
-            key=lambda peer: (not peer.connected, peer.site, peer.node),
-        )
-
-    def _peer(self, node: bytes, record: NodeRecord, link: Link | None) -> PeerStatus:
-        return PeerStatus(
-            node=node.hex(),
-            site=record.site,
-            addresses=list(record.addresses),
-            connected=link is not None,
-            rtt_ms=link.srtt_s * 1e3 if link and link.srtt_s is not None else None,
-            up_bytes_per_s=self._fleet.upload_rate(link.number) if link else 0.0,
-            down_bytes_per_s=link.goodput if link else 0.0,
-            lanes=self._fleet.lane_count(link.number) if link else 0,
-            strikes=link.strikes if link else 0,
-            heads=[PeerHead(stream=head.stream, epoch=head.epoch, version=head.version) for head in record.heads],
-        )
+        return peer_statuses(self._fleet)
 
     def node(self) -> NodeStatus:
         """The node itself, and what is wrong with it."""
