@@ -64,7 +64,7 @@ class _Kept:
         self.manifests = (start.manifest, end.manifest)
         self.file = file
         self._replica = replica
-        self._voided = [(manifest, replica.watch(manifest)) for manifest in self.manifests]
+        self._voided = [(manifest, replica.readers.watch(manifest)) for manifest in self.manifests]
 
     @property
     def good(self) -> bool:
@@ -75,7 +75,7 @@ class _Kept:
         """Forget it. Whoever is reading it has a descriptor of their own."""
         self.file.close()
         for manifest, event in self._voided:
-            self._replica.unwatch(manifest, event)
+            self._replica.readers.unwatch(manifest, event)
 
 
 class Deltas:
@@ -100,7 +100,7 @@ class Deltas:
                 self._forget(replica.stream)
                 kept = self._kept[replica.stream] = await self._make(replica, begin, finish)
             descriptor = os.dup(kept.file.fileno())
-        voided = replica.watch(finish.manifest)
+        voided = replica.readers.watch(finish.manifest)
         try:
             size = os.fstat(descriptor).st_size
             yield OpenDelta(
@@ -115,7 +115,7 @@ class Deltas:
                 voided=voided,
             )
         finally:
-            replica.unwatch(finish.manifest, voided)
+            replica.readers.unwatch(finish.manifest, voided)
             os.close(descriptor)
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Deltas:
 
     async def _make(self, replica: Replica, begin: Slot, end: _End) -> _Kept:
         stop = threading.Event()
-        voided = [(name, replica.watch(name)) for name in (begin.manifest, end.manifest)]
+        voided = [(name, replica.readers.watch(name)) for name in (begin.manifest, end.manifest)]
         making = asyncio.ensure_future(asyncio.to_thread(_write, replica, begin, end, stop))
         try:
             file = await asyncio.shield(making)
@@ -184,7 +184,7 @@ class Deltas:
             raise
         finally:
             for name, event in voided:
-                replica.unwatch(name, event)
+                replica.readers.unwatch(name, event)
 
 
 def _write(replica: Replica, begin: Slot, end: _End, stop: threading.Event) -> IO[bytes]:

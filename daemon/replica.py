@@ -8,14 +8,13 @@ lies in the slots is proven and mended by `upkeep`.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -35,9 +34,12 @@ from ..storage.errors import (
 from ..storage.slots import Slot, StreamSlots
 from .fleet.fleet import Fleet
 from .local_base import LocalBase
+from .readers import Readers
 from .rebuilding import Rebuilder
 from .threads import finish
 from .transition import read_digests, read_layout
+
+T = TypeVar("T")
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -94,7 +96,7 @@ class Replica:
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._committed_at: dict[bytes, float] = {}
-        self._watchers: dict[bytes, set[threading.Event]] = {}
+        self.readers = Readers()
 
     @property
     def store(self) -> ChunkStore:
@@ -119,19 +121,6 @@ class Replica:
     def committed_at(self, slot: Slot) -> float | None:
         """When this daemon committed a version, Unix seconds."""
         return self._committed_at.get(slot.manifest)
-
-    def watch(self, manifest: bytes) -> threading.Event:
-        """An event that is set when a version is withdrawn. Give it back with `unwatch`."""
-        event = threading.Event()
-        self._watchers.setdefault(manifest, set()).add(event)
-        return event
-
-    def unwatch(self, manifest: bytes, event: threading.Event) -> None:
-        """Give an event of `watch` back."""
-        watchers = self._watchers.get(manifest, set())
-        watchers.discard(event)
-        if not watchers:
-            self._watchers.pop(manifest, None)
 
     def slot_freed(self) -> None:
         """A reader let go: work that waited for a slot can go on."""
@@ -385,17 +374,16 @@ class Replica:
 
     async def digests_of(self, manifest: bytes) -> bytes | None:
         """The digest table of a version, None when it is not in the store."""
-        transition = self._fleet.view.transition_to(self.stream, manifest)
-        try:
-            return None if transition is None else await asyncio.to_thread(read_digests, self._store, transition)
-        except (ChunkMissingError, ChunkCorruptError):
-            return None
+        return await self._list_of(manifest, read_digests)
 
     async def layout_of(self, manifest: bytes) -> Layout | None:
         """The layout of a version, None when it is not in the store."""
+        return await self._list_of(manifest, read_layout)
+
+    async def _list_of(self, manifest: bytes, read: Callable[[ChunkStore, Transition], T]) -> T | None:
         transition = self._fleet.view.transition_to(self.stream, manifest)
         try:
-            return None if transition is None else await asyncio.to_thread(read_layout, self._store, transition)
+            return None if transition is None else await asyncio.to_thread(read, self._store, transition)
         except (ChunkMissingError, ChunkCorruptError):
             return None
 
@@ -423,8 +411,7 @@ class Replica:
         return withdrawn
 
     def _cut_off(self, manifest: bytes) -> None:
-        for event in self._watchers.get(manifest, ()):
-            event.set()
+        self.readers.cut_off(manifest)
         self._hold()
         self._notify()
 

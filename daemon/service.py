@@ -263,13 +263,13 @@ class NodeService:
         replica = self._replica(stream)
         lease = await self._take_lease(replica, version, HTTP_LEASE_S, durable=False)
         slot = replica.slots.find(lease.manifest)
-        voided = replica.watch(lease.manifest)
+        voided = replica.readers.watch(lease.manifest)
         try:
             if slot is None:
                 raise UnknownVersionError(f"version {lease.version} of {stream} is not here any more")
             yield OpenVersion(lease.path, slot.layout, version_info(replica, slot), voided)
         finally:
-            replica.unwatch(lease.manifest, voided)
+            replica.readers.unwatch(lease.manifest, voided)
             await self._let_go(replica, lease)
 
     @asynccontextmanager

@@ -72,13 +72,19 @@ async def fleet():
             yield Publishing(head, root), member
 
 
-async def test_two_versions_that_are_held_are_compared(fleet):
+async def two_held(fleet, *second):
+    """Both versions stand in the member's slots, the first by a lease."""
     publishing, member = fleet
     await publishing.step()
     await member.committed(STREAM, 1)
     await member.node.service.lease(STREAM, 1, 60)
-    await publishing.step()
+    await publishing.step(*second)
     await member.committed(STREAM, 2)
+    return publishing, member
+
+
+async def test_two_versions_that_are_held_are_compared(fleet):
+    publishing, member = await two_held(fleet)
     delta = await read(member, 1, None)
     assert leads(delta, *publishing.versions)
     assert leads(await read(member, 2, 1), *reversed(publishing.versions))
@@ -113,23 +119,13 @@ async def test_a_version_that_is_not_held_or_not_known_is_one_clear_error(fleet)
 
 
 async def test_other_tensors_say_to_load_in_full(fleet):
-    publishing, member = fleet
-    await publishing.step()
-    await member.committed(STREAM, 1)
-    await member.node.service.lease(STREAM, 1, 60)
-    await publishing.step(model(1, layers=3))
-    await member.committed(STREAM, 2)
+    _, member = await two_held(fleet, model(1, layers=3))
     with pytest.raises(LoadInFullError, match=r"tensor 'layers\.3\.[a-z.]+' is gone from the later version"):
         await read(member, 1, 2)
 
 
 async def test_it_is_made_once_for_all_who_ask_and_again_after_a_withdrawal(fleet, monkeypatch):
-    publishing, member = fleet
-    await publishing.step()
-    await member.committed(STREAM, 1)
-    await member.node.service.lease(STREAM, 1, 60)
-    await publishing.step()
-    await member.committed(STREAM, 2)
+    publishing, member = await two_held(fleet)
     made = []
     from patchswarm.daemon import deltas
 
@@ -149,12 +145,7 @@ async def test_it_is_made_once_for_all_who_ask_and_again_after_a_withdrawal(flee
 
 
 async def test_who_goes_away_ends_the_work(fleet, monkeypatch):
-    publishing, member = fleet
-    await publishing.step()
-    await member.committed(STREAM, 1)
-    await member.node.service.lease(STREAM, 1, 60)
-    await publishing.step()
-    await member.committed(STREAM, 2)
+    publishing, member = await two_held(fleet)
     from patchswarm.daemon import deltas
 
     begun, compare = asyncio.Event(), deltas.compare

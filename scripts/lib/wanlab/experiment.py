@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+from .beside import Beside
 from .cases import Case, Fault
 from .lab import Lab
 from .machine import Busy, Meter, ahead_of_others
@@ -139,22 +140,13 @@ def _cpu_s(swarm: Swarm, counters: dict[str, Any]) -> float:
     return swarm.cpu_s() + float(counters["hub"]["cpu_s"]) + own.user + own.system
 
 
-class Timeline:
+class Timeline(Beside):
     """Reads the links' counters at regular times while the context lasts."""
 
     def __init__(self, lab: Lab) -> None:
+        super().__init__("timeline")
         self._lab = lab
-        self._over = threading.Event()
         self._read: list[tuple[float, dict[str, int]]] = []
-        self._thread = threading.Thread(target=self._run, name="timeline")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
     def _run(self) -> None:
         due_s = time.monotonic()

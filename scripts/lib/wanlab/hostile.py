@@ -13,13 +13,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 from local_fleet import CommandError, clean_environment, termination_as_exit
 from rich.console import Console
@@ -29,6 +27,7 @@ from targets import Target, exit_code, summary
 from patchswarm.daemon.local.client import LocalError
 
 from .attacker import ATTACKS
+from .beside import Beside
 from .experiment import write_checkpoint
 from .lab import running
 from .member import LIES
@@ -193,22 +192,13 @@ def _last_words(process: subprocess.Popen[str]) -> str:
     return said
 
 
-class _Memory:
+class _Memory(Beside):
     """Looks at the memory of processes while the context lasts."""
 
     def __init__(self, pids: Sequence[int]) -> None:
+        super().__init__("memory")
         self._pids = pids
         self.most_bytes = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memory")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
