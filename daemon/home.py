@@ -11,7 +11,6 @@ catalog.sqlite catalog.signed chunks/ slots/ patchswarm.sock lock
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import HomeError, InUseError
+from .locking import alone
 
 FORMAT: Final = 1
 _FORMAT_LINE: Final = "patchswarm home "
@@ -145,23 +145,18 @@ class Home:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the home alone. Raises InUseError naming the process that has it; the kernel frees it on any exit."""
-        try:
-            handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise HomeError(f"{self.lock_file}: cannot open it: {error.strerror}") from None
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-                raise InUseError(
-                    f"{self.root}: in use by process {pid}; stop it first, or choose another --home"
-                ) from None
+
+        def unusable(error: OSError) -> HomeError:
+            return HomeError(f"{self.lock_file}: cannot open it: {error.strerror}")
+
+        def taken(handle: int) -> InUseError:
+            pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            return InUseError(f"{self.root}: in use by process {pid}; stop it first, or choose another --home")
+
+        with alone(self.lock_file, unusable=unusable, taken=taken) as handle:
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             yield
-        finally:
-            os.close(handle)
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +25,7 @@ from bench_rebuild import Trainer
 from local_fleet import LocalFleet, Node
 from rich.console import Console
 from rich.table import Table
-from targets import Target, exit_code, summary
+from targets import Target, close
 
 from patchswarm.daemon.local.model import PublishResult
 from patchswarm.daemon.units import Size
@@ -262,11 +260,7 @@ def main() -> int:
 
     targets = [*streaming(size, arguments.rounds, say), *rivals(size, arguments.rounds, say)]
     Console(width=120).print(table)
-    if arguments.json:
-        document = {"figures": figures, "targets": [asdict(target) | {"met": target.met} for target in targets]}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(summary(targets))
-    return exit_code(targets)
+    return close({"figures": figures}, targets, arguments.json)
 
 
 if __name__ == "__main__":

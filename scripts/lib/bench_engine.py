@@ -23,7 +23,7 @@ from local_fleet import LocalFleet, Node
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
-from targets import Target, exit_code, summary
+from targets import Target, close
 from trainer import Tensor, write_safetensors
 
 from patchswarm.daemon.local.applying import apply_delta
@@ -264,18 +264,7 @@ def main() -> int:
     for row in bench.rows:
         table.add_row(*row)
     Console(width=100).print(table)
-    if options.json:
-        document = {
-            "mib": options.mib,
-            "rows": dict(bench.rows),
-            "targets": [
-                {"name": t.name, "value": t.value, "limit": t.limit, "unit": t.unit, "met": t.met}
-                for t in bench.targets
-            ],
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
-    print(summary(bench.targets))
-    return exit_code(bench.targets)
+    return close({"mib": options.mib, "rows": dict(bench.rows)}, bench.targets, options.json)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import uvloop
@@ -24,7 +24,7 @@ from local_fleet import COMMAND, LocalFleet, clean_environment, free_port
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
-from targets import Target, exit_code, summary
+from targets import Target, close
 from token_engine import TokenEngine
 
 STREAM = "bench"
@@ -274,16 +274,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ps-gw-") as root:
         rows = uvloop.run(bench(load, Path(root)))
     show(rows)
-    targets = targets_of(rows)
-    if options.json:
-        document: dict[str, Any] = {
-            "load": asdict(load),
-            "rows": [asdict(row) for row in rows],
-            "targets": [{**asdict(target), "met": target.met} for target in targets],
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
-    print(summary(targets))
-    return exit_code(targets)
+    return close({"load": asdict(load), "rows": [asdict(row) for row in rows]}, targets_of(rows), options.json)
 
 
 if __name__ == "__main__":

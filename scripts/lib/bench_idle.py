@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from local_fleet import LocalFleet, Node
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
-from targets import Target, exit_code, summary
+from targets import Target, close
 
 from patchswarm.daemon.local.client import Client
 
@@ -112,11 +110,7 @@ def main() -> int:
     for name, value in figures.items():
         table.add_row(name, f"{value:.4g}")
     Console(width=100).print(table)
-    if arguments.json:
-        document = {"figures": figures, "targets": [asdict(target) | {"met": target.met} for target in targets]}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(summary(targets))
-    return exit_code(targets)
+    return close({"figures": figures}, targets, arguments.json)
 
 
 if __name__ == "__main__":

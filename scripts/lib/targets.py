@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 MISSED = 3
 """Exit code of a script that ran well and whose figures miss a target."""
@@ -34,6 +37,15 @@ def summary(targets: Sequence[Target]) -> str:
     missed = [str(target) for target in targets if not target.met]
     line = f"targets: {len(targets) - len(missed)} of {len(targets)} met"
     return f"{line}; missed: {'; '.join(missed)}" if missed else line
+
+
+def close(document: Mapping[str, Any], targets: Sequence[Target], json_path: Path | None) -> int:
+    """End such a script: `document` and its targets go to `json_path`, if there is one; returns the exit code."""
+    if json_path is not None:
+        held = [asdict(target) | {"met": target.met} for target in targets]
+        json_path.write_text(json.dumps({**document, "targets": held}, indent=2) + "\n")
+    print(summary(targets))
+    return exit_code(targets)
 
 
 def exit_code(targets: Sequence[Target]) -> int:

@@ -12,7 +12,6 @@ is still held here; anything else is written whole.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Final, Self
 import msgspec
 
 from ...errors import BadInputError, InUseError
+from ...locking import alone
 from ..client import Client
 from ..errors import LocalError, UnknownVersionError
 from ..lease import Lease
@@ -268,16 +268,15 @@ class Follower:
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
+    def unusable(error: OSError) -> BadInputError:
+        return BadInputError(f"{out}: cannot write here: {error.strerror}")
+
+    def taken(_: int) -> InUseError:
+        return InUseError(f"{out}: another process writes here; stop it first, or choose another folder")
+
     try:
         out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out / f"{STATE_NAME}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise BadInputError(f"{out}: cannot write here: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUseError(f"{out}: another process writes here; stop it first, or choose another folder") from None
+        raise unusable(error) from None
+    with alone(out / f"{STATE_NAME}.lock", unusable=unusable, taken=taken):
         yield
-    finally:
-        os.close(handle)

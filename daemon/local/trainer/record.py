@@ -7,7 +7,6 @@ a crash asks the daemon: a newer version with the folder's label means that it w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import msgspec
 
 from ...errors import HomeError, InUseError
 from ...home import write_private
+from ...locking import alone
 
 FORMAT: Final = 1
 
@@ -90,19 +90,19 @@ def open_record(folder: Path, stream: str, directory: Path) -> Iterator[Record]:
     """The record of `directory` in `stream`, kept in `folder`. Raises InUseError while another watcher has it."""
     key = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
     path = folder / f"{stream}-{key}.json"
+
+    def unusable(error: OSError) -> HomeError:
+        return HomeError(f"{folder}: cannot keep a record here: {error.strerror}; name another folder")
+
+    def taken(_: int) -> InUseError:
+        return InUseError(f"{directory} is watched for {stream!r} already: stop the other watcher first")
+
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise HomeError(f"{folder}: cannot keep a record here: {error.strerror}; name another folder") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUseError(f"{directory} is watched for {stream!r} already: stop the other watcher first") from None
+        raise unusable(error) from None
+    with alone(path.with_suffix(".lock"), unusable=unusable, taken=taken):
         yield Record(path, _read(path, stream, directory))
-    finally:
-        os.close(handle)
 
 
 def _read(path: Path, stream: str, directory: Path) -> _State:

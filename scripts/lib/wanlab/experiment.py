@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from .beside import Beside
 from .cases import Case, Fault
@@ -165,25 +164,16 @@ class Timeline(Beside):
         }
 
 
-class _Faults:
+class _Faults(Beside):
     """Lets the case's faults happen at their times, in a thread of its own, while the context lasts."""
 
     def __init__(self, faults: tuple[Fault, ...], lab: Lab, swarm: Swarm, watch: Watch) -> None:
+        super().__init__("faults")
         self._faults = faults
         self._lab = lab
         self._swarm = swarm
         self._watch = watch
-        self._over = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="faults")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
     def wait(self) -> None:
         """Return when all of them have happened. Raises what one of them raised."""

@@ -7,7 +7,6 @@ with it, one way of being hostile after the other. Each time the last honest hos
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from pathlib import Path
 from local_fleet import CommandError, clean_environment, termination_as_exit
 from rich.console import Console
 from rich.table import Table
-from targets import Target, exit_code, summary
+from targets import Target, close
 
 from patchswarm.daemon.local.client import LocalError
 
@@ -304,14 +303,7 @@ def main() -> int:
             shutil.rmtree(root)
     found = targets(rounds, honest)
     Console(width=110).print(text(rounds, honest))
-    if options.json:
-        document = {
-            "rounds": [asdict(each) for each in rounds],
-            "targets": [asdict(target) | {"met": target.met} for target in found],
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
-    print(summary(found))
-    return exit_code(found)
+    return close({"rounds": [asdict(each) for each in rounds]}, found, options.json)
 
 
 if __name__ == "__main__":
