@@ -58,7 +58,8 @@ class StreamSlots(SlotTable):
         None is needed where a directory that is here will be written, or is being. Raises NoSpaceError.
         """
         with self._lock:
-            has_spare = self._building is not None or len(self._directories.all) >= self.count
+            here = len(self._directories.all) + len(self._directories.pending)
+            has_spare = self._building is not None or here >= self.count
             if self._building is None:
                 self._next.keep(0 if has_spare else version_bytes)
 
@@ -282,6 +283,9 @@ class StreamSlots(SlotTable):
             found = self._under
         try:
             self._give_back(found)
+        except BaseException:
+            self._directories.pending.append(found)  # the next `begin` tries again: it may be the only spare
+            raise
         finally:
             self._building = self._under = None
 
@@ -296,7 +300,8 @@ class StreamSlots(SlotTable):
             self._recovering = True
         try:
             while self._directories.pending:
-                self._give_back(self._directories.pending.pop())
+                self._give_back(self._directories.pending[-1])  # stays until it is done, to be tried again
+                self._directories.pending.pop()
         finally:
             self._recovering = False
 

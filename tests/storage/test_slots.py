@@ -640,3 +640,47 @@ def test_readers_are_served_while_a_long_abort_copies(stream):
     go_on.set()
     aborting.join()
     assert read_tree(stream.slots.directory / ".twin-2") == stream.trees[2]
+
+
+class Stuck(Files):
+    """Refuses to rename while it is `stuck`."""
+
+    stuck = False
+
+    def rename(self, source, target):
+        if self.stuck:
+            raise OSError(5, "Input/output error", str(source))
+        super().rename(source, target)
+
+
+def test_a_spare_that_cannot_be_given_back_now_is_brought_back_by_the_next_building(stream):
+    stream.commit(None, 1)
+    stream.commit(1, 2)
+    stream.twin(1, 2)
+    stream.files = files = Stuck()
+    stream.reopen()
+    spare = inodes_in(stream.slots.directory / ".twin-2")
+    building = stream.build(2, 3)
+    files.stuck = True
+    with pytest.raises(OSError, match="Input/output"):
+        building.abort()
+    with pytest.raises(OSError, match="Input/output"):
+        stream.build(2, 3)
+    files.stuck = False
+    assert stream.holds(stream.commit(2, 3), 3)
+    assert inodes_in(stream.slots.directory / "v3") == spare
+
+
+def inodes_in(directory):
+    return {path.stat().st_ino for path in directory.rglob("*.safetensors")}
+
+
+def test_a_spare_that_waits_to_be_brought_back_is_room_for_the_next_version(stream):
+    stream.commit(None, 1)
+    stream.commit(1, 2)
+    stream.twin(1, 2)
+    stream.build(2, 3)
+    slots = StreamSlots(stream.slots.directory, "qwen", stream.catalog, files=Full(), threads=2)
+    slots.open()
+    assert names(stream) == [".building", "v2"]
+    slots.set_aside(10**9)
