@@ -67,7 +67,7 @@ def run(lab: Lab, root: Path, size_bytes: int) -> list[Baseline]:
     (folder / HEAD / "file").write_bytes(data)
     torrent = folder / "torrent"
     torrent.write_bytes(torrent_of(data))
-    found = [_http(lab, folder, hashlib.sha256(data).hexdigest())]
+    found = [http(lab, folder, hashlib.sha256(data).hexdigest())]
     for name, peers in (("libtorrent mesh", mesh), ("libtorrent gateways", gateways)):
         found.append(_torrent(lab, folder, torrent, name, peers(lab.plan), size_bytes))
     return found
@@ -104,7 +104,8 @@ def torrent_of(data: bytes) -> bytes:
     )
 
 
-def _http(lab: Lab, folder: Path, sha256: str) -> Baseline:
+def http(lab: Lab, folder: Path, sha256: str) -> Baseline:
+    """Every host gets `folder/head/file` from the head. Raises BaselineError."""
     head = lab.hosts[HEAD].address
     size = (folder / HEAD / "file").stat().st_size
 
@@ -113,7 +114,7 @@ def _http(lab: Lab, folder: Path, sha256: str) -> Baseline:
             return ["wanlab.http_worker", "serve", head, str(PORT), str(folder / HEAD / "file")]
         return ["wanlab.http_worker", "get", f"http://{head}:{PORT}/file", str(folder / f"{name}.http"), sha256]
 
-    return _measure(lab, "HTTP", arguments, size)
+    return measure(lab, "HTTP", arguments, size)
 
 
 def _torrent(lab: Lab, folder: Path, torrent: Path, name: str, peers: dict[str, list[str]], size: int) -> Baseline:
@@ -123,10 +124,11 @@ def _torrent(lab: Lab, folder: Path, torrent: Path, name: str, peers: dict[str, 
         addresses = [lab.hosts[peer].address for peer in peers[host]]
         return ["wanlab.torrent_worker", str(torrent), str(save), lab.hosts[host].address, str(PORT), *addresses]
 
-    return _measure(lab, name, arguments, size)
+    return measure(lab, name, arguments, size)
 
 
-def _measure(lab: Lab, name: str, arguments: Callable[[str], list[str]], size: int) -> Baseline:
+def measure(lab: Lab, name: str, arguments: Callable[[str], list[str]], size: int) -> Baseline:
+    """Run a module with arguments on each host, which speaks as `worker` does; copies are multiples of `size`."""
     with _workers(lab, name, arguments) as workers:
         before = lab.counters()["links"]
         with ahead_of_others():
