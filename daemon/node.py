@@ -57,6 +57,9 @@ from .witness import Witness
 
 _log: Final = structlog.get_logger(__name__)
 
+QUIET_S: Final = 2.0
+"""How long a start may take before a reason is given."""
+
 LEASE_CHECK_S: Final = 1.0
 RETENTION_S: Final = 30.0
 
@@ -68,7 +71,7 @@ async def serve(root: Path, config: Config, identity: Identity, manager: Service
     with contextlib.ExitStack() as stack:
         if listening is not None:
             stack.callback(listening.close)
-        await asyncio.to_thread(warm_up)
+        await _compile()
         try:
             catalog, rebuilt = open_catalog(home.catalog, config.storage.slot_dir)
             stack.callback(catalog.close)
@@ -87,6 +90,17 @@ async def serve(root: Path, config: Config, identity: Identity, manager: Service
         _tell(slot_dir)
         node = Node(config, identity, Issuer.of(home, identity, config), store, catalog, slot_dir, home.chunks)
         await node.run(listening, partial(attend, node, home, manager))
+
+
+async def _compile() -> None:
+    """Have the codec's kernels compiled or loaded; nothing answers before, so say it when that takes a while."""
+    slow = asyncio.get_running_loop().call_later(
+        QUIET_S, _log.info, "compiling kernels, once on this host: half a minute or so"
+    )
+    try:
+        await asyncio.to_thread(warm_up)
+    finally:
+        slow.cancel()
 
 
 def _tell(slot_dir: SlotDirectory) -> None:

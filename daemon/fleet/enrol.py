@@ -255,7 +255,7 @@ async def _find_issuer(token: Token) -> tuple[str, x509.Certificate]:
                 f"{address}: belongs to another cluster than the token; is the address still the head's?"
             )
         return address, x509.load_der_x509_certificate(greeting.certificate)
-    raise UnreachableError(f"{'; '.join(failures)}; is the head's daemon running, and its port open?")
+    raise UnreachableError(f"{'; '.join(failures)}; is the head's daemon ready, and its port open?")
 
 
 async def _enrol(

@@ -112,7 +112,8 @@ class DaemonAddress:
             return UnauthorizedError(f"{self}: no right to use this socket; run as its owner or in its group")
         reason = error.strerror or str(error) or type(error).__name__
         return NotRunningError(
-            f"{self}: no daemon answers here ({reason}); start it with 'patchswarm daemon', or name its socket"
+            f"{self}: no daemon answers here ({reason}); start it with 'patchswarm daemon' and wait until it "
+            "says ready, or name its socket"
         )
 
     def _connect(self) -> http.client.HTTPConnection:

@@ -276,7 +276,7 @@ async def test_what_is_no_token_costs_no_connection(home, text):
 async def test_a_head_that_is_down_is_named(head, home):
     message = await refused(invite(head), home, UnreachableError)
     assert message.startswith(f"{head.config.node.listen}: ")
-    assert message.endswith("is the head's daemon running, and its port open?")
+    assert message.endswith("is the head's daemon ready, and its port open?")
 
 
 async def test_a_head_that_speaks_something_else_is_named(head, home):

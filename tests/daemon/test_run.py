@@ -4,6 +4,8 @@ import asyncio
 import errno
 import os
 import signal
+import threading
+from types import SimpleNamespace
 
 import pytest
 from daemon.nodes import UTC_NOW, make_head
@@ -99,3 +101,20 @@ def test_nothing_is_served_with_an_expired_certificate(tmp_path, monkeypatch):
     expired = make_head(tmp_path / "head", now=UTC_NOW.replace(year=UTC_NOW.year - 1, day=1))
     with pytest.raises(HomeError, match=r"node\.crt: expired on"):
         run.run(expired.home)
+
+
+async def test_a_start_that_compiles_for_a_while_says_so_before_it_is_done(monkeypatch):
+    told, said = threading.Event(), []
+    monkeypatch.setattr(node, "QUIET_S", 0.0)
+    monkeypatch.setattr(node, "warm_up", lambda: said.append(told.wait(10)))
+    monkeypatch.setattr(node, "_log", SimpleNamespace(info=lambda text: (said.append(text), told.set())))
+    await node._compile()
+    assert said == ["compiling kernels, once on this host: half a minute or so", True]
+
+
+async def test_a_start_that_is_quick_says_nothing_of_it(monkeypatch):
+    said = []
+    monkeypatch.setattr(node, "warm_up", lambda: None)
+    monkeypatch.setattr(node, "_log", SimpleNamespace(info=said.append))
+    await node._compile()
+    assert said == []
