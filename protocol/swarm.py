@@ -44,10 +44,16 @@ from .topology import FULL_MESH, Topology
 
 TICK_S: Final = 1.0
 SILENT_S: Final = 6.0
-"""A link on which nothing was heard for this long is dead: a ping goes out each second in which nothing was."""
+"""A link on which nothing was heard for this long is dead."""
+
+QUIET_S: Final = 2.0
+"""A ping goes out in each second in which nothing was heard for this long: at least three, before a link is dead."""
 
 RTT_FRESH_S: Final = 5.0
-"""A round trip is measured this often however much is heard."""
+"""A round trip is measured this often on a link that chunks come over, or that is new, however much is heard."""
+
+RTT_IDLE_S: Final = 30.0
+"""And this often on others; a link is new for as long."""
 
 HELLO_S: Final = 10.0
 LINGER_S: Final = 30.0
@@ -202,7 +208,7 @@ class Swarm:
             self._look_at_own(record)
             self._hangup(link, "this is me")
             return
-        self._spread.publish(ObjectKind.NODE, message.record, now_s)
+        self._spread.introduce(link, message.record, now_s)
         known = self.gossip.nodes.get(link.node)
         if known is None:
             raise MessageError(f"node {short(link.node)} is no member, not any more, or its clock is a day off")
@@ -308,7 +314,7 @@ class Swarm:
                     self._hangup(link, "no hello")
             elif now_s - link.heard_at_s > SILENT_S:
                 self._hangup(link, "silent")
-            elif now_s - link.heard_at_s > TICK_S or now_s - link.pinged_at_s > RTT_FRESH_S:
+            elif now_s - link.heard_at_s > QUIET_S or now_s - link.pinged_at_s > _rtt_fresh_s(link, now_s):
                 self._ping(link, now_s)  # where one side pings, the other hears of it and need not
         self._spread.tick(now_s)
         self.fetch.tick(now_s)
@@ -378,3 +384,8 @@ class Swarm:
     def connected(self) -> Iterable[Link]:
         """Links that have said hello."""
         return (link for link in self.links.values() if link.record is not None)
+
+
+def _rtt_fresh_s(link: Link, now_s: float) -> float:
+    """How old a link's last measurement may be."""
+    return RTT_FRESH_S if link.flights or now_s - link.since_s < RTT_IDLE_S else RTT_IDLE_S

@@ -122,6 +122,7 @@ class Fleet:
         self.tally = Tally()
         self._ledger = Ledger(catalog)
         self._wake = asyncio.Event()
+        self._wakes_s = 0.0  # when the core is called next without being asked
         self._tasks = asyncio.TaskGroup()
 
     # -- life -----------------------------------------------------------------------------------------------
@@ -272,7 +273,8 @@ class Fleet:
         """Do what the core wants done. Called after every call into it."""
         for effect in self.swarm.effects():
             self._do(effect)
-        self._wake.set()
+        if self.swarm.wake_s() < self._wakes_s:
+            self._wake.set()
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -318,9 +320,10 @@ class Fleet:
             self.swarm.tick(self._now())
             self._carry_out()
             self._wake.clear()
+            self._wakes_s = self.swarm.wake_s()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(self.swarm.wake_s() - self._now(), 0.001)):
-                    await self._wake.wait()  # the core was called: it may be due sooner now
+                async with asyncio.timeout(max(self._wakes_s - self._now(), 0.001)):
+                    await self._wake.wait()  # the core was called, and is due sooner now
 
     async def _open_index(self, attempt: bytes) -> None:
         series = self.swarm.fetch.stock.series.get(attempt)

@@ -104,6 +104,8 @@ class Peer:
         self._over_lanes: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(MAX_SERVING)
         self._secure: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(MAX_SERVING)
         self._pieces: dict[int, bytearray] = {}
+        self._busy = asyncio.Event()  # a chunk waits for a lane, or there is none
+        self._busy.set()
         self._began_s = time.monotonic()
         self._best_rate = 0.0
         self._closed = False
@@ -153,6 +155,7 @@ class Peer:
         """Queue a chunk for the peer."""
         try:
             (self._secure if secure else self._over_lanes).put_nowait((request, name))
+            self._busy.set()
         except asyncio.QueueFull:
             self.send(Reject(request, Reason.BUSY))
             self._owner.chunk_left(self, name)
@@ -192,6 +195,7 @@ class Peer:
         """A lane to this peer is gone."""
         if lane in self.lanes:
             self.lanes.remove(lane)
+            self._busy.set()
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -270,11 +274,18 @@ class Peer:
     async def _without_lanes(self) -> None:
         """Move chunks to TLS while no lane works: some firewalls let only the control connection through."""
         while True:
+            await self._something_to_do()
             await asyncio.sleep(LANE_WAIT_S / 4)
             if self.lanes or time.monotonic() - self._began_s < LANE_WAIT_S:
                 continue
             while not self._over_lanes.empty() and not self._secure.full():
                 self._secure.put_nowait(self._over_lanes.get_nowait())
+
+    async def _something_to_do(self) -> None:
+        """Wait until a chunk waits for a lane, or there is none: with fifty idle peers each look would be a wake."""
+        if self.lanes and self._over_lanes.empty():
+            self._busy.clear()
+            await self._busy.wait()
 
     async def _serve_secure(self) -> None:
         while True:
@@ -305,6 +316,7 @@ class Peer:
         """
         without_s = 0.0
         while True:
+            await self._something_to_do()
             await asyncio.sleep(GROWTH_S)
             without_s = 0.0 if self.lanes else without_s + GROWTH_S
             if without_s >= LANE_RETRY_S and self.address is None:
