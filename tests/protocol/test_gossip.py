@@ -14,9 +14,9 @@ from patchswarm.protocol.gossip import Gossip
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.link import Link
 from patchswarm.protocol.manifest import Header, NodeRecord, StreamRecord, Subject
-from patchswarm.protocol.messages import ObjectKind, Pull, decode_message, encode_message
+from patchswarm.protocol.messages import Buckets, Object, ObjectKind, Pull, Summary, decode_message, encode_message
 from patchswarm.protocol.signed import object_digest, peek, sign
-from patchswarm.protocol.spread import Spread
+from patchswarm.protocol.spread import COMPARED_EACH_TURN, COMPARED_EVERY, Spread
 
 CA = key_of("ca")
 NODE = digest(raw(key_of("head")))
@@ -359,6 +359,61 @@ def test_equal_sets_cost_one_digest_each():
         learn(node.gossip, random_objects(random.Random(1)))
         node.spread.tick(0.0)
     assert exchange(one, two) == 2
+
+
+def with_links(count):
+    """A node with so many links."""
+    node = Node()
+    record = node.links[0].record
+    for number in range(1, count):
+        node.links[number] = Link(number, b"", b"", True, 0.0, 0.0, record)
+    return node
+
+
+def compared(node, second):
+    """The links that a node compares sets with in one turn."""
+    node.spread.tick(float(second))
+    links = [each.link for each in node.effects if isinstance(each, Send) and isinstance(each.message, Summary)]
+    node.effects.clear()
+    return links
+
+
+def test_with_few_links_every_one_is_compared_each_second():
+    node = with_links(COMPARED_EACH_TURN)
+    assert compared(node, 1) == compared(node, 2) == list(range(COMPARED_EACH_TURN))
+
+
+@pytest.mark.parametrize("count", [9, 50, 400])
+def test_with_many_links_a_part_is_compared_each_second_and_all_within_a_few(count):
+    node = with_links(count)
+    turns = [compared(node, second) for second in range(COMPARED_EVERY)]
+    assert {link for turn in turns for link in turn} == set(range(count))
+    assert all(
+        COMPARED_EACH_TURN <= len(turn) <= max(2 * COMPARED_EACH_TURN, count / COMPARED_EVERY + 1) for turn in turns
+    )
+
+
+@pytest.mark.parametrize("word", [Summary(bytes(32)), Buckets(bytes(2048))], ids=["digest", "buckets"])
+def test_where_sets_differed_the_next_second_compares_again_and_then_no_more(word):
+    node, link = with_links(50), 0  # its own turn is the eighth
+    assert link not in compared(node, 1)
+    node.spread.receive(node.links[link], word, 1.5)
+    assert link in compared(node, 2)
+    assert link not in compared(node, 3)
+
+
+def test_a_nodes_own_record_reaches_every_peer_without_a_comparison():
+    node = with_links(50)
+    node.spread.publish(ObjectKind.NODE, node_record(CA, key_of("n")), 0.0)
+    told = [each.link for each in node.effects if isinstance(each, Send) and isinstance(each.message, Object)]
+    assert sorted(told) == list(range(50))
+
+
+def test_the_record_in_a_peers_hello_is_not_pushed_on_to_the_others():
+    node = with_links(50)
+    node.spread.introduce(node.links[3], node_record(CA, key_of("n")), 0.0)
+    assert len(node.gossip.nodes) == 1
+    assert not node.sent()
 
 
 def test_a_node_that_knows_nothing_learns_all_in_one_round():

@@ -1,5 +1,7 @@
 """What a fleet does, told in sentences: whole nodes wired back to back, with a clock of their own."""
 
+from collections import Counter
+
 import pytest
 from support.swarm_world import Liar, World
 
@@ -444,6 +446,33 @@ def test_a_silent_link_is_found_dead_within_seconds():
     world._arrive = lambda host, wire, act: None  # everything is swallowed from now on
     world.run(SILENT_S + 2)
     assert not wire.open
+
+
+def test_a_link_that_is_only_slow_to_answer_lives():
+    world = World()
+    head, other = world.fleet(a=1)
+    world.run(3)
+    world.delay_s = lambda wire: 2.0  # a stall, of the path or of the host
+    world.run(60)
+    assert world.hangups[head.name] == world.hangups[other.name] == 0
+
+
+def test_an_idle_fleet_says_little():
+    world = World()
+    hosts = world.fleet(a=7, b=7, c=7)
+    world.run(60)
+    words = Counter()
+    send = world.send
+
+    def count(host, wire, message):
+        words[host.name] += 1
+        send(host, wire, message)
+
+    world.send = count
+    world.run(60)
+    peers = len(hosts) - 1
+    assert max(words.values()) < 60 * peers, "words a second of one node: less than one to each peer"
+    assert all(len(host.peers()) == peers for host in hosts), "and yet every link is known to live"
 
 
 def test_a_fleet_is_fully_connected_within_seconds():
