@@ -1,6 +1,6 @@
 """Messages of the control connection: one tagged MessagePack array per frame.
 
-Four families. Gossip moves signed objects: headers are pushed, bodies pulled, digests compared each second.
+Four families. Gossip moves signed objects: headers are pushed, bodies pulled, digests compared in turns.
 Swarm moves chunks: have, request, reject; the chunks themselves come over lanes, or in pieces here when a lane
 failed. Blocks are plain parts of a version's files, for repairs and for joiners whom no transition leads in.
 Link keeps the connection itself: hello, ping, lanes, goodbye.
@@ -94,7 +94,7 @@ class Renewed(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Anti-entropy, once a second: a digest of everything gossiped that the sender holds."""
+    """Anti-entropy, some links each second: a digest of everything gossiped that the sender holds."""
 
     digest: Digest
 
