@@ -1,41 +1,31 @@
-"""Fetch: the requests that bring what is wanted.
+"""Fetch: what happened, told to those who decide: what is wanted, asked for, served, taken over, given up.
 
-What may be asked of whom is `picker`'s decision; here it becomes requests, each link within its window, and each
-request is closed exactly once: by its chunk, by a reject, or with its link.
+Each request is closed exactly once: by its chunk, by a reject, or with its link.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from .advance import Advance
+from .asking import Asking
 from .chance import Chance
-from .effects import Dropped, Effect, Hangup, HeadMoved, Send, StreamKnown
+from .effects import Dropped, Effect, HeadMoved, StreamKnown
 from .gossip import Body, Gossip, Learned
-from .ids import short
 from .link import Flight, Link
 from .manifest import Manifest, Opening, StreamRecord, Transition
-from .messages import META_ORDINAL, RELEASED, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
+from .messages import META_ORDINAL, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
 from .mirrored import Mirrored
-from .picker import CLAIM_S, Plan
 from .plans import Plans
-from .ranges import bits_of, mask
 from .routing import Routing
-from .series import ChunkSet, Series
 from .serving import Serving
+from .stepping import Stepping
 from .stock import Stock
+from .watch import Watch
 
 TURN_S: Final = 0.1
 """While something is missing: how often it is looked whether this node should step in for another."""
-
-BEHIND_S: Final = 4.0
-"""A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
-
-SILENCE_S: Final = 30.0
-"""A peer that leaves a request unanswered this long after its deadline is no use."""
 
 
 class Fetch:
@@ -67,13 +57,18 @@ class Fetch:
         self._has = has
         self._node = node
         self.site = site
-        self._rng = rng
-        self._inflight_limit = inflight_limit
-        self.plans = Plans(gossip, links, node, lambda: self.site)
+        self.plans = Plans(gossip, links, node, self._here)
         self.serving = Serving(self.stock, links, emit, has, self._brings, node)
         self._advance = Advance(self.stock, self.plans, emit)
-        self._held_off_s = 0.0
+        self._asking = Asking(
+            links, self.routing, self.plans, self.serving, self._advance, emit, self._here, rng, inflight_limit
+        )
+        self._stepping = Stepping(links, self.plans, self._asking, emit, self._here, rng)
+        self._watch = Watch(links, emit, self._unask)
         self._turn_due_s: float | None = None
+
+    def _here(self) -> str:
+        return self.site
 
     # -- local facts ----------------------------------------------------------------------------------------
 
@@ -176,13 +171,7 @@ class Fetch:
             case Reject():
                 self._rejected(link, message, now_s)
             case Claim():
-                plans = self.plans.get(message.attempt)
-                if plans is not None and link.site == self.site:
-                    for first, last in message.ranges:
-                        if last < META_ORDINAL:
-                            bits = mask(first, last) & plans[0].dealt
-                            until_s = 0.0 if message.rank == RELEASED else now_s + CLAIM_S
-                            plans[0].claim(bits, until_s, link.node)
+                if self._stepping.heard(link, message, now_s):
                     self.request(now_s)
             case Cancel():
                 self.serving.cancelled(link, message.request)
@@ -201,7 +190,7 @@ class Fetch:
         if link.site != self.site and not (plans is not None and plans[0].is_source(link)):
             self._advance.begin(series, new.data, now_s)
         if series.lacks_unasked(new):
-            self._request_from(link, self.routing.wanted_lists(), self.routing.wanted(), now_s)
+            self.request_more(link, now_s)
 
     def expected(self, link: Link, name: bytes) -> int | None:
         """Size of the chunk when it was asked of this link, else None: nobody may send what was not asked for."""
@@ -231,8 +220,10 @@ class Fetch:
                     link.doubt(flight.attempt, flight.ordinal, now_s)  # it has other bytes under that name
             else:
                 link.damaged.add(name)
-        elif flight is not None and not self.stock.is_missing(name):
-            self.duplicate_bytes += flight.size
+        else:
+            link.conduct.kept_word()
+            if flight is not None and not self.stock.is_missing(name):
+                self.duplicate_bytes += flight.size
 
     def not_kept(self, link: Link, name: bytes, now_s: float) -> None:
         """Close the request for an intact chunk that the store could not keep: it is missing still."""
@@ -242,7 +233,7 @@ class Fetch:
 
     def hold_off(self, until_s: float) -> None:
         """Ask for nothing until then: the store cannot keep what comes."""
-        self._held_off_s = until_s
+        self._asking.hold_off(until_s)
 
     def _rejected(self, link: Link, reject: Reject, now_s: float) -> None:
         in_advance = reject.request in link.awaited
@@ -254,11 +245,11 @@ class Fetch:
         if in_advance:
             pass
         elif reject.reason is Reason.MISSING:
-            link.doubt(flight.attempt, flight.ordinal, now_s)
+            link.went_back_on(flight.attempt, flight.ordinal, now_s)
         else:
             link.trust(flight.attempt, flight.ordinal)  # it may have been late, and taken for a false offer
             link.defer(flight.attempt, flight.ordinal)
-            self._give_up(flight)
+            self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
         self.request(now_s)
 
@@ -273,30 +264,13 @@ class Fetch:
             before = self._node if link.node in plans[0].seeds else link.node
             plans[0].brings_instead(before, flight.ordinal, holders[0] if holders else None)
 
-    def _give_up(self, flight: Flight) -> None:
-        """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""
-        plans = self.plans.get(flight.attempt)
-        if plans is not None and flight.ordinal < META_ORDINAL and plans[0].release(flight.ordinal):
-            self._tell_site(Claim(flight.attempt, RELEASED, ((flight.ordinal, flight.ordinal),)))
-
-    def _tell_site(self, claim: Claim) -> None:
-        for link in self._links.values():
-            if link.site == self.site and link.record is not None:
-                self._emit(Send(link.number, claim))
-
     # -- time -----------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
         """Once a second: late requests are asked elsewhere, routes planned anew."""
         for link in self._links.values():
             link.forgive(now_s)
-            for flight in link.flights.values():
-                if not flight.late and flight.deadline_s <= now_s:
-                    link.mark_late(flight, now_s)
-                    self._unask(flight)
-                elif flight.deadline_s + SILENCE_S <= now_s:
-                    self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))
-                    break
+        self._watch.check_deadlines(now_s)
         self.serving.tick(now_s)
         self.plans.tidy(self._is_over)
         for stream in self.routing.following:
@@ -326,130 +300,26 @@ class Fetch:
     def _turn(self, now_s: float) -> None:
         for link in self._links.values():
             link.deferred.clear()
+        self._watch.look(now_s)
         wanted = self.routing.wanted()
         alive = self.plans.alive()
         for series in wanted:
-            self._step_in(series, alive, now_s)
+            self._stepping.step_in(series, alive, now_s)
         if any(series.missing_data() or series.missing_meta() for series in wanted):
             self._turn_due_s = now_s + TURN_S
         self.request(now_s)
-
-    def _step_in(self, series: Series, alive: frozenset[bytes], now_s: float) -> None:
-        data, meta = self.plans.of(series, alive, now_s)
-        missing = series.missing_data() & ~series.asked.data
-        # A seed in this site is asked for what is dealt here only: what a silent mate leaves undone is there to take.
-        near, far = self._offered(series, data, seeds=False)
-        home = self._offered_by_home_seeds(series, data)
-        free = missing & ~near.data
-        taken = list(data.step_in(free, far.data, now_s))
-        taken += data.relieve(free, far.data | home, self._rng, now_s)
-        if taken:
-            self._tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
-        # Blobs are few: whoever steps in for them does so without a claim.
-        for _ in meta.step_in(series.missing_meta() & ~series.asked.meta & ~near.meta, far.meta, now_s):
-            pass
-
-    def _offered_by_home_seeds(self, series: Series, plan: Plan) -> int:
-        """Data ordinals that a seed of this site offers."""
-        offers = (
-            link.offers(series.attempt)
-            for link in self._links.values()
-            if link.node in plan.seeds and link.site == self.site
-        )
-        return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
-
-    def _offered(self, series: Series, plan: Plan, *, seeds: bool = True) -> tuple[ChunkSet, ChunkSet]:
-        """What peers of this site, `seeds` included or not, and of other sites offer; the seed's site apart."""
-        near, far = ChunkSet(), ChunkSet()
-        for link in self._links.values():
-            offered = link.offers(series.attempt)
-            if offered is None or link.is_stuck or (link.node in plan.seeds and not seeds):
-                continue
-            if link.site == self.site or not plan.is_source(link):
-                side = near if link.site == self.site else far
-                side.data |= offered.data
-                side.meta |= offered.meta
-        return near, far
 
     # -- requests -------------------------------------------------------------------------------------------
 
     def request(self, now_s: float) -> None:
         """Ask every link for what may be asked of it, the nearest first."""
-        lists, wanted = self.routing.wanted_lists(), self.routing.wanted()
-        if not lists and not wanted:
-            return
-        if any(series.lacks_unasked() for series in (*lists, *wanted)):
-            for link in self._nearest():
-                self._request_from(link, lists, wanted, now_s)
-        elif wanted:
+        if self._asking.ask_all(now_s):
             self._turn_due_s = self._turn_due_s or now_s + TURN_S
 
     def request_more(self, link: Link, now_s: float) -> None:
         """Ask one link, whose window has room again."""
-        self._request_from(link, self.routing.wanted_lists(), self.routing.wanted(), now_s)
-
-    def _nearest(self) -> list[Link]:
-        ready = (link for link in self._links.values() if link.record is not None)
-        return sorted(
-            ready, key=lambda link: (link.strikes, link.site != self.site, link.min_rtt_s or 1.0, link.inflight_bytes)
-        )
-
-    def _request_from(self, link: Link, lists: list[Series], wanted: list[Series], now_s: float) -> None:
-        if now_s < self._held_off_s or link.record is None:
-            return
-        for series in lists:
-            self._ask(link, series, now_s, data=False)
-        for series in wanted:
-            self._ask(link, series, now_s, data=True)
-        if self._turn_due_s is None and wanted:
-            self._turn_due_s = now_s + TURN_S
-
-    def _is_full(self) -> bool:
-        """Whether as much is asked for, of all peers together, as there is memory for."""
-        limit = self._inflight_limit
-        return (
-            limit is not None
-            and sum(link.inflight_bytes + link.awaited_bytes for link in self._links.values()) >= limit
-        )
-
-    def _ask(self, link: Link, series: Series, now_s: float, *, data: bool) -> None:
-        """Ask `link` for chunks of one series as long as its window has room."""
-        if data and link.site != self.site and not self._is_full():
-            self._advance.ask(link, series, now_s)
-        offered = link.offers(series.attempt)
-        if offered is None or link.is_stuck or not link.has_room():
-            return
-        meta = series.missing_meta() & ~series.asked.meta & offered.meta
-        bits = series.missing_data() & ~series.asked.data & offered.data if data else 0
-        if not meta and not bits:
-            return
-        deferred = link.deferred.get(series.attempt) or ChunkSet()
-        if link.site != self.site and self.plans.awaits_roster(series, now_s):
-            return
-        plan, meta_plan = self.plans.of(series, None, now_s)
-        meta &= ~deferred.meta & meta_plan.allowed(link, self.site)
-        self._depart(link, series, meta, META_ORDINAL, now_s)
-        bits &= ~deferred.data
-        if link.site == self.site:
-            self._depart(link, series, bits & plan.allowed(link, self.site), 0, now_s)
-            return
-        if link.node in plan.seeds and self.serving.behind_s(now_s) > BEHIND_S:
-            return  # what others are to get from here comes first
-        if link.node not in plan.seeds and not bits & plan.allowed(link, self.site):
-            return
-        near, far = self._offered(series, plan)
-        bits &= ~near.data
-        self._depart(link, series, bits & plan.allowed(link, self.site), 0, now_s)
-        if link.node in plan.seeds and bits and link.has_room():
-            self._steal(link, series, plan, bits & ~far.data, now_s)
-
-    def _steal(self, link: Link, series: Series, plan: Plan, bits: int, now_s: float) -> None:
-        """Ask a seed with room for chunks that only it has and that were dealt to other sites."""
-        while link.has_room() and not self._is_full():
-            ordinal = plan.steal(bits & ~series.asked.data, self._rng, now_s)
-            if ordinal is None:
-                return
-            self._depart(link, series, 1 << ordinal, 0, now_s)
+        if self._asking.ask_one(link, now_s):
+            self._turn_due_s = self._turn_due_s or now_s + TURN_S
 
     def _brings(self, name: bytes) -> bool:
         """Whether this node is to bring a chunk into its site that it lacks."""
@@ -460,22 +330,6 @@ class Fetch:
             if ordinal in series.asked or name in self._advance or plans[0].owned & 1 << ordinal:
                 return True
         return False
-
-    def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
-        # A random start within a site, so that its members fetch different chunks and exchange them; across sites
-        # the order of encoding, so that thieves can begin at the far end.
-        start = self._rng.randrange(bits.bit_length()) if bits and link.site == self.site else 0
-        while bits and link.has_room() and not self._is_full():
-            later = bits >> start << start or bits
-            low = later & -later
-            bits ^= low
-            ordinal = base + low.bit_length() - 1
-            name, size = series.entry(ordinal)
-            if name in link.by_name:
-                continue
-            series.asked.add(ordinal)
-            number = link.depart(series.attempt, ordinal, name, size, now_s)
-            self._emit(Send(link.number, Request(number, name, name in link.damaged)))
 
     def _landed(self, link: Link, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         in_advance = number in link.awaited

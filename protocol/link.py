@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
+from .conduct import Conduct
 from .manifest import NodeRecord
 from .series import ChunkSet
 
@@ -20,12 +21,21 @@ FIRST_RTT_S: Final = 0.1
 RATE_MEMORY_S: Final = 10.0
 """How long the best delivery rate counts: as BBR's max filter, which outlives a pause but not a change of path."""
 
-FORGIVE_S: Final = 10.0
 DOUBT_S: Final = 10.0
 """How long a peer is not asked again for chunks that it offered and did not bring."""
 
 MAX_DEADLINE_S: Final = 60.0
 """However slow a peer was, or made itself look: what it has not brought by then may be asked for elsewhere."""
+
+STALL_S: Final = 1.0
+"""Nothing of any chunk has come for so long and four round trips, though something was asked for: the peer stalls."""
+
+MAX_STALL_S: Final = 3.0
+"""However long the peer makes its round trips look."""
+
+PACE_S: Final = 1.0
+MAX_PACE_S: Final = 3.0
+"""A rate is measured for so long and ten round trips, at most for this: slow start is over by then."""
 
 MAX_HAVES_BYTES: Final = 4 * 1024 * 1024
 """Bitmaps remembered of one peer's HAVEs: enough for 8000 series of 3000 chunks."""
@@ -46,6 +56,7 @@ class Flight:
     deadline_s: float
     delivered_before: int  # bytes that had come over the link when this was asked
     late: bool = False  # the deadline has passed and the chunk may be asked for elsewhere
+    whole: bool = False  # all of it has come, and is being verified
 
 
 @dataclass(slots=True)
@@ -76,10 +87,14 @@ class Link:
     inflight_bytes: int = 0
     next_request: int = 0
     damaged: set[bytes] = field(default_factory=set)  # names that a lane brought damaged: asked again over TLS
-    strikes: int = 0
-    struck_at_s: float = 0.0
+    conduct: Conduct = field(default_factory=Conduct)  # shared by all connections of the node
     received_bytes: int = 0
     late_flights: int = 0
+    moved_bytes: int = 0  # of chunks that have come, parts of them included, as far as was reported
+    moved_at_s: float = 0.0  # when the last of them came
+    pace: float | None = None  # bytes per second of late; None: not measured since something was last asked for
+    _paced_at_s: float = 0.0
+    _paced_bytes: int = 0
     _haves_bytes: int = 0
 
     @property
@@ -141,6 +156,8 @@ class Link:
         return number
 
     def _take_off(self, number: int, flight: Flight, now_s: float) -> None:
+        if not self.flights:
+            self._pace_anew(now_s)
         self.inflight_bytes += flight.size
         expected_s = self.expected_s(self.inflight_bytes)
         flight.deadline_s = now_s + min(max(MIN_DEADLINE_S, 4 * expected_s), MAX_DEADLINE_S)
@@ -155,8 +172,46 @@ class Link:
         rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
         return rtt + 4 * self.rttvar_s + size / (self.goodput or 1e6)
 
+    def progressed(self, total_bytes: int, now_s: float) -> None:
+        """Note how many bytes of chunks have come over this link by now, parts of chunks included."""
+        if total_bytes > self.moved_bytes:
+            self.moved_bytes, self.moved_at_s = total_bytes, now_s
+
+    def excuse(self, now_s: float) -> None:
+        """Note that nothing could come just now, because this node does not read."""
+        self.moved_at_s = now_s
+        self._pace_anew(now_s)
+
+    def came_whole(self, name: bytes) -> None:
+        """Note that all bytes of a chunk are here; what is left to do with it is not the peer's."""
+        flight = self.flight(self.by_name.get(name, -1))
+        if flight is not None:
+            flight.whole = True
+
+    def stalls(self, flight: Flight, now_s: float) -> bool:
+        """Whether nothing has come over the link for longer than any path explains, since this was asked for.
+
+        What comes of other chunks counts: a peer that sends one after another is at work.
+        """
+        if flight.whole:
+            return False
+        rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
+        return now_s - max(self.moved_at_s, flight.sent_at_s) > min(STALL_S + 4 * rtt, MAX_STALL_S)
+
+    def measure_pace(self, now_s: float) -> None:
+        """Measure how fast bytes have come of late, when they were asked for all the time."""
+        rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
+        passed_s = now_s - self._paced_at_s
+        if self.flights and passed_s >= min(PACE_S + 10 * rtt, MAX_PACE_S):
+            self.pace = (self.moved_bytes - self._paced_bytes) / passed_s
+            self._paced_at_s, self._paced_bytes = now_s, self.moved_bytes
+
+    def _pace_anew(self, now_s: float) -> None:
+        self.pace = None
+        self._paced_at_s, self._paced_bytes = now_s, self.moved_bytes
+
     def mark_late(self, flight: Flight, now_s: float) -> None:
-        """Note that the deadline of a request has passed. The request stands, the offer does not."""
+        """Note that a request takes too long. The request stands, the offer does not."""
         flight.late = True
         self.late_flights += 1
         self.strike(now_s)
@@ -166,6 +221,11 @@ class Link:
     def is_stuck(self) -> bool:
         """Whether everything that was asked of the peer is late: nothing else it offers is to be counted on."""
         return 0 < self.late_flights == len(self.flights)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether what the peer offers is not to be waited for, as long as somebody else offers it."""
+        return self.conduct.is_benched or self.is_stuck
 
     def land(self, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         """Close a request, by its chunk or without it. Returns None when there is no such request."""
@@ -184,6 +244,7 @@ class Link:
         self.late_flights -= flight.late
         if arrived:
             self.received_bytes += flight.size
+            self.moved_at_s = now_s
             rate = (self.received_bytes - flight.delivered_before) / max(now_s - flight.sent_at_s, 1e-4)
             if rate >= self.goodput or now_s - self.goodput_at_s > RATE_MEMORY_S:
                 self.goodput, self.goodput_at_s = rate, now_s
@@ -201,6 +262,13 @@ class Link:
         if not self.doubted:
             self.doubted_at_s = now_s
         self.doubted.setdefault(attempt, ChunkSet()).add(ordinal)
+
+    def went_back_on(self, attempt: bytes, ordinal: int, now_s: float) -> None:
+        """Note that the peer says it has not got a chunk, which it may have offered."""
+        offered = self.haves.get(attempt)
+        if offered is not None and ordinal in offered:
+            self.conduct.broke_offer(now_s)
+        self.doubt(attempt, ordinal, now_s)
 
     def trust(self, attempt: bytes, ordinal: int) -> None:
         """Take a doubt back."""
@@ -221,18 +289,19 @@ class Link:
             self._haves_bytes -= self.haves.pop(next(iter(self.haves))).size_bytes()
         return ChunkSet(known.data & ~before.data, known.meta & ~before.meta)
 
+    @property
+    def strikes(self) -> int:
+        """Failures of the peer that are not forgiven."""
+        return self.conduct.strikes
+
     def strike(self, now_s: float) -> None:
-        """Note that the peer was late, or sent damaged bytes: it is asked after the others for a while."""
-        self.strikes += 1
-        self.struck_at_s = now_s
+        """Note that the peer was late, or sent damaged bytes: it is not counted on for a while."""
+        self.conduct.strike(now_s)
 
     def forgive(self, now_s: float) -> None:
-        """Take one strike back for every FORGIVE_S of good conduct, and believe its offers again after DOUBT_S."""
+        """Believe the peer's offers again after DOUBT_S."""
         if self.doubted and now_s - self.doubted_at_s > DOUBT_S:
             self.doubted.clear()
-        if self.strikes and now_s - self.struck_at_s > FORGIVE_S:
-            self.strikes -= 1
-            self.struck_at_s = now_s
 
     def defer(self, attempt: bytes, ordinal: int) -> None:
         """Do not ask for this chunk here before `undefer`."""

@@ -139,7 +139,7 @@ class Mirrored:
         union = ChunkSet()
         for link in self._links.values():
             offered = link.offers(attempt)
-            if offered is not None and not link.is_stuck:
+            if offered is not None and not link.is_doubtful:
                 union.data |= offered.data
                 union.meta |= offered.meta
         return union

@@ -187,17 +187,21 @@ class Plan:
         self.mine &= ~(1 << ordinal)
         return True
 
-    def step_in(self, missing: int, offered: int, now_s: float) -> Iterator[int]:
+    def step_in(
+        self, missing: int, offered: int, now_s: float, benched: frozenset[bytes] = frozenset()
+    ) -> Iterator[int]:
         """Ordinals that this node takes over because those before it have brought nothing for a while.
 
-        `missing` are not here and not asked for; `offered` are offered by peers at other sites than the seed's. Each
-        ordinal yielded has become `mine`, and `owned` where the owner site has had its time too: claim it.
+        `missing` are not here and not asked for; `offered` are offered by peers at other sites than the seed's;
+        nobody waits for those who are `benched`. Each ordinal yielded has become `mine`, and `owned` where the owner
+        site has had its time too: claim it.
         """
         dealing = self._dealing
         if dealing is None:
             return
         wait_s = max(LEAST_PATIENCE_S, self.patience_s + 4 * self.deviation_s)
-        late_borders = [self._border_late(dealing, column, wait_s, now_s) for column in range(dealing.columns)]
+        trusted = self.alive - benched
+        late_borders = [self._border_late(dealing, each, trusted, wait_s, now_s) for each in range(dealing.columns)]
         late_owners = [self._owner_late(dealing, turn, wait_s, now_s) for turn in range(dealing.period)]
         if not any(late_borders) and not any(late_owners):
             return
@@ -214,13 +218,17 @@ class Plan:
             if not self.owned & bit and not offered & bit and late_owners[ordinal % dealing.period]:
                 self.owned |= bit
 
-    def _border_late(self, dealing: Dealing, column: int, wait_s: float, now_s: float) -> bool:
+    def _border_late(
+        self, dealing: Dealing, column: int, trusted: frozenset[bytes], wait_s: float, now_s: float
+    ) -> bool:
         """Whether this node may step in for the border that brings this column in."""
         ordinal = column * dealing.period
-        rank = dealing.rank(ordinal, self.alive) + (0 if dealing.is_border else OUTSIDER_RANK)
-        if rank == 0:
+        if dealing.rank(ordinal, self.alive) == 0 and dealing.is_border:
             return bool(self.claimed)  # all of it is `mine`, but for what others have claimed
-        return self._silent_s(dealing.border(ordinal, self.alive), now_s) >= rank * wait_s
+        rank = dealing.rank(ordinal, trusted) + (0 if dealing.is_border else OUTSIDER_RANK)
+        if rank == 0:
+            return True  # all those before are benched
+        return self._silent_s(dealing.border(ordinal, trusted), now_s) >= rank * wait_s
 
     def _owner_late(self, dealing: Dealing, turn: int, wait_s: float, now_s: float) -> bool:
         """Whether this node's site may step in for the site that takes these chunks from the seed."""

@@ -10,7 +10,7 @@ from .effects import Effect, Forget, Persist, Send
 from .errors import MessageError, ProtocolError
 from .gossip import Body, Gossip, Learned
 from .link import Link
-from .manifest import Beacon, Header, MirrorRecord, NodeRecord, Revocation, StreamRecord
+from .manifest import Beacon, Header, MirrorRecord, Revocation, StreamRecord
 from .messages import Buckets, Headers, Inventory, Message, Object, ObjectKind, Pull, Summary
 from .signed import object_digest
 

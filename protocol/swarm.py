@@ -12,6 +12,7 @@ from typing import Final
 
 from .blocks import Blocks
 from .chance import Chance
+from .conduct import Conducts
 from .dialer import Dialer
 from .effects import Dial, Effect, Hangup, Rival, Send, SiteFound
 from .errors import MessageError
@@ -97,6 +98,7 @@ class Swarm:
         )
         self._dialer = Dialer(settings.seeds, rng)
         self._topology = Topology(self.gossip, self.node)
+        self._conducts = Conducts()
         self._dialled: dict[int, str] = {}
         self._record = b""
         self._incarnation = b""
@@ -142,6 +144,7 @@ class Swarm:
         number = self._next_link
         self._next_link += 1
         link = Link(number, node_key, digest(node_key), address is not None, now_s, now_s)
+        link.conduct = self._conducts.of(link.node)
         self.links[number] = link
         if address is not None:
             self._dialled[number] = address
@@ -269,6 +272,26 @@ class Swarm:
         flight = None if link is None else link.flight(request)
         return None if flight is None else (flight.name, flight.size)
 
+    def progressed(self, number: int, total_bytes: int, now_s: float) -> None:
+        """Report how many bytes of chunks have come over a link since it is up, parts of chunks included.
+
+        Call it every tenth of a second or so while they come: by this a peer that sends is told from one that does not.
+        """
+        link = self.links.get(number)
+        if link is not None:
+            link.progressed(total_bytes, now_s)
+
+    def not_reading(self, now_s: float) -> None:
+        """Report that this node takes no chunks just now, so that nothing can come. Call it as often as that."""
+        for link in self.links.values():
+            link.excuse(now_s)
+
+    def chunk_here(self, number: int, name: bytes) -> None:
+        """Report that the last byte of a chunk has come: it will be verified, and `chunk_arrived` be called then."""
+        link = self.links.get(number)
+        if link is not None:
+            link.came_whole(name)
+
     def chunk_arrived(self, number: int, name: bytes, now_s: float, *, intact: bool, secure: bool) -> None:
         """Report a chunk that came over a lane, or `secure` over TLS.
 
@@ -316,6 +339,7 @@ class Swarm:
                 self._hangup(link, "silent")
             elif now_s - link.heard_at_s > QUIET_S or now_s - link.pinged_at_s > _rtt_fresh_s(link, now_s):
                 self._ping(link, now_s)  # where one side pings, the other hears of it and need not
+        self._conducts.forgive(frozenset(link.node for link in self.links.values()), now_s)
         self._spread.tick(now_s)
         self.fetch.tick(now_s)
         self.blocks.tick(now_s)

@@ -63,6 +63,9 @@ from .view import View
 _log: Final = structlog.get_logger(__name__)
 
 FULL_DISK_WAIT_S: Final = 5.0
+LOOK_S: Final = 0.1
+"""How often the core is told what has come, while it wants to be called."""
+
 NODES_PER_SECOND: Final = 50
 """Records that a node is willing to hear about each second, when all announce a new head."""
 
@@ -316,14 +319,26 @@ class Fleet:
             work.close()
 
     async def _tick(self) -> None:
+        looked_s = 0.0
         while True:
-            self.swarm.tick(self._now())
+            now_s = self._now()
+            if now_s >= looked_s + LOOK_S:
+                looked_s = now_s
+                self._look_what_comes(now_s)
+            self.swarm.tick(now_s)
             self._carry_out()
             self._wake.clear()
             self._wakes_s = self.swarm.wake_s()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._wakes_s - self._now(), 0.001)):
                     await self._wake.wait()  # the core was called, and is due sooner now
+
+    def _look_what_comes(self, now_s: float) -> None:
+        """Tell the core how much has come over each link: a peer that sends is not one that is silent."""
+        for peer in self.peers.values():
+            self.swarm.progressed(peer.number, peer.came_bytes, now_s)
+        if self._traffic.is_holding_back:
+            self.swarm.not_reading(now_s)
 
     async def _open_index(self, attempt: bytes) -> None:
         series = self.swarm.fetch.stock.series.get(attempt)
@@ -454,6 +469,7 @@ class Fleet:
 
     def chunk_came(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""
+        self.swarm.chunk_here(peer.number, name)
         self._traffic.came(len(body))
         self._spawn(self._keep(peer, lane, name, body))
 

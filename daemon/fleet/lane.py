@@ -41,6 +41,8 @@ class Lane(asyncio.BufferedProtocol):
         self._filled = 0
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
+        self.came_bytes = 0
+        """Bytes that have come so far, headers and parts of chunks included."""
         self.gone = asyncio.Event()
         """Set when the lane has ended."""
 
@@ -58,6 +60,7 @@ class Lane(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes came."""
+        self.came_bytes += nbytes
         self._filled += nbytes
         if self._filled < len(self._target):
             return
@@ -111,6 +114,12 @@ class Lane(asyncio.BufferedProtocol):
         self._transport.write(self._codec.header(name, len(sealed)))
         self._transport.write(sealed)
         return True
+
+    async def finish(self) -> None:
+        """Let what was written leave, and wait until the peer has taken it and closed the lane."""
+        if self._transport is not None:
+            self._transport.write_eof()
+        await self.gone.wait()
 
     def pause_reading(self) -> None:
         """Stop reading: the store's queue is full."""

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 import structlog
 
+from ...protocol.allowance import Allowance
 from ...protocol.errors import ProtocolError
 from ...protocol.framing import FrameDecoder, encode_frame
 from ...protocol.ids import short
@@ -108,7 +110,13 @@ class Peer:
         self._busy.set()
         self._began_s = time.monotonic()
         self._best_rate = 0.0
+        self._allowance = Allowance(self._began_s)
+        self._came_bytes = 0  # over TLS, and over lanes that are gone
         self._closed = False
+        self._leaving = False
+        self._sending = 0  # chunks on their way to the network
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
 
     @property
     def remote(self) -> tuple[str, int]:
@@ -117,6 +125,11 @@ class Peer:
         if not name:
             raise ConnectionResetError("the connection is gone")
         return str(name[0]), int(name[1])
+
+    @property
+    def came_bytes(self) -> int:
+        """Bytes of chunks that have come from the peer so far, parts of chunks included."""
+        return self._came_bytes + sum(lane.came_bytes for lane in self.lanes)
 
     async def run(self) -> None:
         """Read and serve until either side closes. Logs the peer's fault or the path's end; raises neither."""
@@ -146,19 +159,36 @@ class Peer:
         """Queue a control message; a peer that lets too much pile up is closed."""
         if self._writer.is_closing():
             return
+        self._allowance.answered(message, time.monotonic())
         self._writer.write(encode_frame(encode_message(message)))
         if self._writer.transport.get_write_buffer_size() > MAX_QUEUED_BYTES:
             _log.warning("peer does not read", peer=self.number)
             self.close()
 
     def serve(self, request: int, name: bytes, *, secure: bool) -> None:
-        """Queue a chunk for the peer."""
+        """Queue a chunk for the peer; while this node leaves, turn the request away."""
+        if self._leaving:
+            self.send(Reject(request, Reason.STOPPING))
+            self._owner.chunk_left(self, name)
+            return
         try:
             (self._secure if secure else self._over_lanes).put_nowait((request, name))
             self._busy.set()
         except asyncio.QueueFull:
             self.send(Reject(request, Reason.BUSY))
             self._owner.chunk_left(self, name)
+
+    def turn_away(self) -> None:
+        """Reject all that is queued, and whatever is asked from now on: this node leaves."""
+        self._leaving = True
+        for queue in (self._over_lanes, self._secure):
+            while not queue.empty():
+                self.serve(*queue.get_nowait(), secure=False)
+
+    async def finish(self) -> None:
+        """Wait until the peer has all that is being sent to it, and has closed its lanes."""
+        await self._at_rest.wait()
+        await asyncio.gather(*(lane.finish() for lane in self.lanes))
 
     def close(self) -> None:
         """Close the connection and its lanes; `run` then returns."""
@@ -195,6 +225,7 @@ class Peer:
         """A lane to this peer is gone."""
         if lane in self.lanes:
             self.lanes.remove(lane)
+            self._came_bytes += lane.came_bytes
             self._busy.set()
 
     # -- reading --------------------------------------------------------------------------------------------
@@ -203,7 +234,13 @@ class Peer:
         decoder = FrameDecoder()
         while data := await self._reader.read(_READ_BYTES):
             for body in decoder.feed(data):
-                self._dispatch(decode_message(body))
+                message = decode_message(body)
+                now_s = time.monotonic()
+                self._allowance.heard(message, now_s)
+                self._dispatch(message)
+                wait_s = self._allowance.wait_s(now_s)
+                if wait_s:
+                    await asyncio.sleep(wait_s)
         raise EOFError
 
     def _dispatch(self, message: Message) -> None:
@@ -224,6 +261,7 @@ class Peer:
     def _add_piece(self, piece: Piece) -> None:
         asked = self._owner.piece_of(self, piece.request)
         if asked is None:
+            self._allowance.unasked(time.monotonic())
             return  # it came by another way meanwhile
         name, size = asked
         if piece.request not in self._pieces:
@@ -233,6 +271,7 @@ class Peer:
         if piece.size != size or piece.offset != len(body) or len(body) + len(piece.data) > size:
             raise ProtocolError(f"pieces of chunk {short(name)} do not follow each other")
         body += piece.data
+        self._came_bytes += len(piece.data)
         if len(body) == size:
             del self._pieces[piece.request]
             self._owner.chunk_came(self, None, name, body)
@@ -250,15 +289,28 @@ class Peer:
             request, name = await self._next(lane)
             if name is None:
                 break
-            sealed = await self._load(request, name)
-            if sealed is not None:
-                unsure.append((request, len(sealed)))
-                while sum(size for _, size in unsure) > UNSURE_BYTES + len(sealed):
-                    unsure.popleft()
-                await lane.send(name, sealed)
+            with self._busy_sending():
+                sealed = await self._load(request, name)
+                if sealed is not None:
+                    unsure.append((request, len(sealed)))
+                    while sum(size for _, size in unsure) > UNSURE_BYTES + len(sealed):
+                        unsure.popleft()
+                    await lane.send(name, sealed)
             self._owner.chunk_left(self, name)
-        for request, _ in unsure:
+        for request, _ in unsure if not self._leaving else ():  # the goodbye that follows says it for all
             self.send(Reject(request, Reason.BUSY))
+
+    @contextlib.contextmanager
+    def _busy_sending(self) -> Iterator[None]:
+        """As long as a chunk is being handed to the network."""
+        self._sending += 1
+        self._at_rest.clear()
+        try:
+            yield
+        finally:
+            self._sending -= 1
+            if not self._sending:
+                self._at_rest.set()
 
     async def _next(self, lane: Lane) -> tuple[int, bytes | None]:
         """The next chunk to send, or no name once the lane is gone."""
@@ -290,9 +342,10 @@ class Peer:
     async def _serve_secure(self) -> None:
         while True:
             request, name = await self._secure.get()
-            sealed = await self._load(request, name)
-            if sealed is not None:
-                await self._over_tls(request, sealed)
+            with self._busy_sending():
+                sealed = await self._load(request, name)
+                if sealed is not None:
+                    await self._over_tls(request, sealed)
             self._owner.chunk_left(self, name)
 
     async def _load(self, request: int, name: bytes) -> bytes | bytearray | None:

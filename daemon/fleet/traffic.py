@@ -50,6 +50,8 @@ class Traffic:
         self._paused_until_s = 0.0
         self._looking_again = False
         self._closed = False
+        self.is_holding_back = False
+        """Whether lanes are kept from reading: nobody can send anything then."""
 
     def set_limits(self, limits: Limits) -> None:
         """Go on with other rates."""
@@ -86,6 +88,7 @@ class Traffic:
             self._paused_until_s = now_s + wait_s
             self._read_on()  # too early: looks again when the time has come
         if wait_s or self._pending_bytes > self._memory_limit // 4:
+            self.is_holding_back = True
             for lane in self._lanes():
                 lane.pause_reading()
 
@@ -125,6 +128,7 @@ class Traffic:
                 asyncio.get_running_loop().call_later(early_s + _TIMER_SLACK_S, self._look_again)
             return
         if self._pending_bytes <= self._memory_limit // 8:
+            self.is_holding_back = False
             for lane in self._lanes():
                 lane.resume_reading()
 

@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 
 from patchswarm.protocol.link import (
     DOUBT_S,
-    FORGIVE_S,
     MAX_DEADLINE_S,
     MAX_HAVES_BYTES,
     MAX_SERIES,
+    MAX_STALL_S,
     MIN_DEADLINE_S,
     MIN_WINDOW_BYTES,
+    PACE_S,
     RATE_MEMORY_S,
+    STALL_S,
     Link,
 )
 from patchswarm.protocol.series import MAX_CHUNKS, ChunkSet
@@ -139,17 +141,51 @@ def test_round_trips_are_smoothed_as_rfc_6298_says(link):
     assert link.min_rtt_s == 0.1
 
 
-def test_strikes_are_forgiven_one_by_one(link):
-    link.strike(0.0)
-    link.strike(1.0)
-    link.forgive(5.0)
-    assert link.strikes == 2
-    link.forgive(FORGIVE_S + 2)
-    assert link.strikes == 1
-    link.forgive(FORGIVE_S + 3)
-    assert link.strikes == 1
-    link.forgive(2 * FORGIVE_S + 4)
-    assert link.strikes == 0
+def test_a_request_stalls_when_nothing_of_any_chunk_comes_for_a_while(link):
+    link.measured_rtt(0.05)
+    patience_s = STALL_S + 4 * 0.05
+    first, second = ask(link, 2, 10.0)
+    assert not link.stalls(link.flights[first], 10.0 + patience_s)
+    assert link.stalls(link.flights[first], 10.1 + patience_s)
+    link.progressed(1, 11.0)
+    assert not link.stalls(link.flights[second], 11.0 + patience_s), "what comes of another chunk counts"
+    link.progressed(1, 12.0)
+    assert link.stalls(link.flights[second], 11.1 + patience_s), "the same bytes do not count again"
+
+
+def test_what_was_just_asked_for_does_not_stall_because_of_a_pause_before(link):
+    (number,) = ask(link, 1, 100.0)
+    assert not link.stalls(link.flights[number], 100.5)
+
+
+def test_a_peer_that_makes_its_round_trips_look_long_is_not_waited_for_longer(link):
+    link.measured_rtt(5.0)
+    (number,) = ask(link, 1)
+    assert link.stalls(link.flights[number], MAX_STALL_S + 0.1)
+
+
+def test_a_chunk_that_is_here_and_being_verified_does_not_stall(link):
+    first, second = ask(link, 2)
+    link.came_whole(link.flights[first].name)
+    assert not link.stalls(link.flights[first], 60.0)
+    assert link.stalls(link.flights[second], 60.0)
+
+
+def test_nobody_is_blamed_for_what_this_node_did_not_read(link):
+    (number,) = ask(link, 1)
+    link.excuse(9.9)
+    assert not link.stalls(link.flights[number], 10.0)
+
+
+def test_the_pace_is_what_came_while_something_was_asked_for(link):
+    link.measured_rtt(0.01)
+    link.progressed(500_000, 4.0)
+    ask(link, 1, 5.0)
+    link.measure_pace(5.0 + PACE_S)
+    assert link.pace is None, "too early to say"
+    link.progressed(520_000, 6.0)
+    link.measure_pace(7.0)
+    assert link.pace == pytest.approx(10_000)
 
 
 def test_an_offer_that_was_not_kept_is_not_believed_for_a_while_however_often_it_is_repeated(link):

@@ -1,7 +1,7 @@
 """In seeded worlds of all shapes every live, connected node gets the version, and no invariant breaks."""
 
 import pytest
-from simulation.worlds import check, liars, make, run, small_map, with_host, with_hosts
+from simulation.worlds import check, liars, make, run, small_map, thin_map, with_host, with_hosts
 from simulator import places
 from simulator.places import Lie, Patch
 from simulator.tcp import Tcp
@@ -110,10 +110,29 @@ def test_a_node_that_was_away_for_the_publish_learns_of_it():
     check(world)
 
 
-@pytest.mark.parametrize("lie", [Lie.WRONG_BYTES, Lie.FALSE_HAVE, Lie.SILENCE])
+LIES = [lie for lie in Lie if lie]
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_liars_delay_but_do_not_stop_the_others(lie):
     world = run(liars(small_map(12, 4, 4, 4), lie, 4, 9), 12)
     check(world)
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("chunks", [6, 120])
+def test_one_liar_costs_the_others_half_as_long_again_at_most(lie, chunks):
+    """As in scripts/chaos_hostile: a version that takes six seconds into a site of which the liar is one border."""
+    patch = Patch(24_000_000, chunks)
+
+    def last_s(*lying):
+        world = run(liars(thin_map(15, 3, 4), lie, *lying), 15, patch)
+        check(world)
+        return max(node.tally.finished_s for node in world.nodes if not node.host.lie) - world.published_s
+
+    quiet_s = last_s()
+    assert quiet_s > 4.8, "the link into the site is what counts"
+    assert last_s(6) < 1.5 * quiet_s
 
 
 def test_the_same_seed_gives_the_same_run():

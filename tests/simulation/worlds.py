@@ -14,6 +14,11 @@ def small_map(seed: int, *members: int, labels: bool = True, loss: float = 0.0) 
     return map_of_sites(members, wan=100 * MBIT, access=400 * MBIT, seed=seed, labels=labels, loss=loss)
 
 
+def thin_map(seed: int, *members: int) -> Map:
+    """Sites on 40 Mbit/s links with hosts on 200 Mbit/s ones."""
+    return map_of_sites(members, wan=40 * MBIT, access=200 * MBIT, seed=seed)
+
+
 def with_host(map_: Map, number: int, **changes: object) -> Map:
     """The map with one host changed."""
     hosts = list(map_.hosts)

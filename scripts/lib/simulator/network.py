@@ -66,7 +66,20 @@ class Lane:
     `left(item)` is called when the last byte has left, `deliver(item)` when it arrives.
     """
 
-    __slots__ = ("blocked", "closed", "deliver", "idle_since_s", "left", "network", "path", "queue", "slot", "window")
+    __slots__ = (
+        "blocked",
+        "cap",
+        "closed",
+        "deliver",
+        "gone",
+        "idle_since_s",
+        "left",
+        "network",
+        "path",
+        "queue",
+        "slot",
+        "window",
+    )
 
     def __init__(
         self, network: Network, path: Path, deliver: Callable[[Any], None], left: Callable[[Any], None]
@@ -81,6 +94,15 @@ class Lane:
         self.idle_since_s = 0.0
         self.blocked = False
         self.closed = False
+        self.cap = math.inf
+        """Bytes per second that the sender does not exceed, whatever the network would carry."""
+        self.gone = 0.0  # bytes that have left, those of the item under way since it was entered last aside
+
+    def sent_bytes(self) -> float:
+        """Bytes that have left so far."""
+        if self.slot < 0 or not self.queue:
+            return self.gone
+        return self.gone + max(self.queue[0][1] - self.network.left_of(self.slot), 0.0)
 
     def send(self, item: Any, size: float) -> None:
         """Queue an item of `size` bytes."""
@@ -173,7 +195,7 @@ class Network:
         self._links[:, slot] = (*path.links, *(0,) * (PATH_LINKS - len(path.links)))
         first, *others = [size for _, size in lane.queue]
         window = self.tcp.after_idle(lane.window, now_s - lane.idle_since_s, path.rtt_s)
-        cap = self.tcp.loss_limit(path.rtt_s, path.loss)
+        cap = min(self.tcp.loss_limit(path.rtt_s, path.loss), lane.cap)
         self._lanes[:, slot] = (first, sum(others), window, path.rtt_s, cap, 0.0, 0.0, 0.0)
         self._plan(max(now_s, self._settled_s))
 
@@ -181,13 +203,20 @@ class Network:
         """A busy lane has more to send."""
         self._lanes[_BEHIND, slot] += size
 
+    def left_of(self, slot: int) -> float:
+        """Bytes to go of the item under way, as of the last step."""
+        return float(self._lanes[_LEFT, slot])
+
     def deactivate(self, lane: Lane) -> None:
         """Take a lane out; an item under way keeps what it had left at the last step."""
         slot, last = lane.slot, len(self._busy) - 1
         lane.window = float(self._lanes[_WINDOW, slot])
         lane.idle_since_s = self._clock.now_s
         if lane.queue:
-            lane.queue[0] = (lane.queue[0][0], max(float(self._lanes[_LEFT, slot]), 1.0))
+            item, size = lane.queue[0]
+            left = max(float(self._lanes[_LEFT, slot]), 1.0)
+            lane.queue[0] = (item, left)
+            lane.gone += size - left
         moved = self._busy.pop()
         if slot != last:
             self._busy[slot] = moved
@@ -295,7 +324,8 @@ class Network:
             left, behind = float(lanes[_LEFT, slot]), float(lanes[_BEHIND, slot])
             gone = float(moved[slot]) + left  # bytes into the step at which the first item ended
             while lane.queue and left <= _LAST_BIT:
-                item, _ = lane.queue.popleft()
+                item, size = lane.queue.popleft()
+                lane.gone += size
                 left_s = now_s + min(gone / rate, self.step_s)
                 clock.at(left_s, self._left, lane, item)
                 clock.at(left_s + delay_s, self._deliver, lane, item)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from .world import World
 
 _OPEN_INDEX_S: Final = 0.001
+_LOOK_S: Final = 0.1
+"""As daemon/fleet/fleet.py: how often it is looked how much has come."""
+
+_SILENT: Final = (Lie.SILENCE, Lie.FALSE_SILENCE)
+_BOASTING: Final = (Lie.FALSE_HAVE, Lie.FALSE_SILENCE)
 
 
 def address_of(number: int) -> str:
@@ -52,6 +57,7 @@ class Node:
         self._serial = 1
         self.said = self._record()  # its newest record
         self._wake_s = float("inf")
+        self._looked_s = 0.0
         self._verified_s = 0.0  # when the verifying thread is free
         self._applied_s = 0.0
         self._said_false: set[int] = set()
@@ -89,8 +95,18 @@ class Node:
         if not self.alive or due_s != self._wake_s:
             return
         self._wake_s = float("inf")
-        self.swarm.tick(self.world.clock.now_s)
+        now_s = self.world.clock.now_s
+        if now_s >= self._looked_s + _LOOK_S:
+            self._looked_s = now_s
+            for wire in self.wires.values():
+                wire.look_at(self)
+        self.swarm.tick(now_s)
         self.carry_out()
+
+    def progressed(self, number: int, total_bytes: int) -> None:
+        """So many bytes of chunks have come over a connection by now."""
+        if self.alive:
+            self.swarm.progressed(number, total_bytes, self.world.clock.now_s)
 
     def carry_out(self) -> None:
         """Do what the core wants done. Called after every call into it."""
@@ -212,13 +228,16 @@ class Node:
 
     def _serve(self, effect: Serve) -> None:
         wire = self.wires.get(effect.link)
-        if wire is None or self.host.lie is Lie.SILENCE:
+        if wire is None or self.host.lie in _SILENT:
             return
         if effect.name not in self.store:
             self.world.violations.append(f"node {self.number} was to serve a chunk that it has not verified")
             return
         size = self.world.sizes[effect.name]
-        wire.serve(self, Parcel(effect.name, size, self.host.lie is not Lie.WRONG_BYTES, effect.secure))
+        if self.host.lie is Lie.STALL:
+            wire.serve(self, Parcel(effect.name, size // 2, True, effect.secure, ends=False))
+        else:
+            wire.serve(self, Parcel(effect.name, size, self.host.lie is not Lie.WRONG_BYTES, effect.secure))
 
     def chunk_came(self, number: int, parcel: Parcel) -> None:
         """The last byte of a chunk came: verify it, in turn."""
@@ -228,6 +247,7 @@ class Node:
         self.tally.chunk_bytes += parcel.size
         if self.swarm.expected(number, parcel.name) is None or parcel.name in self.store or not parcel.intact:
             self.tally.useless_bytes += parcel.size
+        self.swarm.chunk_here(number, parcel.name)
         self._verified_s = max(self._verified_s, now_s) + parcel.size / self.host.verify_rate
         self.world.clock.at(self._verified_s, self._verified, number, parcel)
 
@@ -259,10 +279,10 @@ class Node:
 
     def _twist(self, link: int, messages: list[Message]) -> list[Message]:
         """What a liar sends instead."""
-        if self.host.lie is Lie.SILENCE:
-            return [message for message in messages if not isinstance(message, Reject)]
+        if self.host.lie in _SILENT:
+            messages = [message for message in messages if not isinstance(message, Reject)]
         release = self.world.releases[0]
-        if self.host.lie is not Lie.FALSE_HAVE or release.attempt not in self.swarm.fetch.stock.series:
+        if self.host.lie not in _BOASTING or release.attempt not in self.swarm.fetch.stock.series:
             return messages
         if link in self._said_false:
             return messages

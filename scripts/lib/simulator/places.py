@@ -16,6 +16,8 @@ FAR_S: Final = 0.1
 """One-way delay between the two most distant sites that `map_of_sites` can draw."""
 
 NEAR_S: Final = 0.005
+TRICKLE_RATE: Final = 20_000.0
+"""Bytes per second."""
 
 
 class Lie(StrEnum):
@@ -25,6 +27,9 @@ class Lie(StrEnum):
     WRONG_BYTES = "wrong bytes"  # serves every chunk damaged
     FALSE_HAVE = "false have"  # says it has everything, and rejects
     SILENCE = "silence"  # says what it has, and answers no request
+    FALSE_SILENCE = "false silence"  # says it has everything, and answers no request
+    STALL = "stall"  # sends half of each chunk, and then nothing
+    TRICKLE = "trickle"  # sends chunks at TRICKLE_RATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from patchswarm.protocol.messages import Message, encode_message
 
 from .network import Lane, Path
+from .places import TRICKLE_RATE, Lie
 
 if TYPE_CHECKING:
     from .node import Node
@@ -41,12 +42,14 @@ class Parcel(NamedTuple):
     size: int
     intact: bool
     secure: bool
+    ends: bool = True
+    """Whether the rest of it will ever come."""
 
 
 class End:
     """One node's end of a wire: how it names the link, and what leaves from here."""
 
-    __slots__ = ("arrives_s", "held", "in_lane", "lane", "node", "number", "path", "waiting")
+    __slots__ = ("arrives_s", "held", "in_lane", "lane", "looked_at", "node", "number", "path", "waiting")
 
     def __init__(self, node: Node, path: Path) -> None:
         self.node = node
@@ -56,6 +59,7 @@ class End:
         self.held: list[list[Message]] = []  # sent while the path was cut
         self.lane: Lane | None = None
         self.in_lane = 0  # bytes given to the lane that have not left
+        self.looked_at = 0.0  # bytes that had left from here when it was looked last
         self.waiting: deque[Parcel] = deque()  # chunks that wait for room in the lane
 
 
@@ -121,11 +125,25 @@ class Wire:
         end.lane = Lane(
             self.world.network,
             end.path,
-            lambda parcel: far.node.chunk_came(far.number, parcel),
+            lambda parcel: parcel.ends and far.node.chunk_came(far.number, parcel),
             lambda parcel: self._left(end, parcel),
         )
+        if end.node.host.lie is Lie.TRICKLE:
+            end.lane.cap = TRICKLE_RATE
         end.lane.block(blocked=self.cut)
         self._hand_over(end)
+
+    def look_at(self, receiver: Node) -> None:
+        """Let the node learn, when it gets there, how much of what is sent to it has left by now."""
+        far = self.far_end(receiver)
+        if far.lane is None or not self.open:
+            return
+        sent = far.lane.sent_bytes()
+        if sent > far.looked_at:
+            far.looked_at = sent
+            now_s, path = self.world.clock.now_s, far.path
+            arrives_s = now_s + path.delay_s + self.world.network.wait_s(path.links)
+            self.world.clock.at(arrives_s, receiver.progressed, self.end_of(receiver).number, int(sent))
 
     def serve(self, sender: Node, parcel: Parcel) -> None:
         """Queue a chunk behind those already asked for."""
@@ -142,6 +160,8 @@ class Wire:
             self.world.clock.at(self.world.clock.now_s, end.node.chunk_left, end.number, parcel.name)
 
     def _left(self, end: End, parcel: Parcel) -> None:
+        if not parcel.ends:
+            return  # and nothing after it
         end.in_lane -= parcel.size
         self._hand_over(end)
 

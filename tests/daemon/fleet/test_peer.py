@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import socket
+import time
 
 import pytest
 
 from patchswarm.daemon.fleet import peer as module
 from patchswarm.daemon.fleet.peer import Peer
+from patchswarm.protocol import allowance
 from patchswarm.protocol.errors import MessageError
 from patchswarm.protocol.framing import FrameDecoder, encode_frame
 from patchswarm.protocol.ids import digest
@@ -136,6 +138,7 @@ class MadeLane:
         self.sent = asyncio.Queue()
         self.is_full = False
         self.works = True
+        self.came_bytes = 0
 
     async def send(self, name, sealed):
         self.sent.put_nowait((name, sealed))
@@ -167,6 +170,27 @@ async def test_whatever_a_message_brings_about_costs_this_link_and_nothing_else(
     wire.owner.fault = fault
     wire.say(Ping(1))
     await wire.ended()  # and raises nothing: the task group of the fleet goes on
+
+
+async def test_what_has_come_over_lanes_counts_also_when_they_are_gone(wire):
+    one, two = MadeLane(wire.peer), MadeLane(wire.peer)
+    for lane, came_bytes in ((one, 1000), (two, 500)):
+        wire.peer.lane_up(lane)
+        lane.came_bytes = came_bytes
+    assert wire.peer.came_bytes == 1500
+    one.close()
+    two.came_bytes += 1
+    assert wire.peer.came_bytes == 1501
+
+
+async def test_who_says_too_much_is_heard_more_slowly(wire, monkeypatch):
+    monkeypatch.setattr(allowance, "BURST", 10 * allowance.PING)
+    monkeypatch.setattr(allowance, "RATE", 100 * allowance.PING)
+    wire.peer._allowance = allowance.Allowance(time.monotonic())
+    began_s = time.monotonic()
+    wire.say(*(Ping(number) for number in range(40)))
+    assert [await wire.owner.messages.get() for _ in range(40)] == [Ping(number) for number in range(40)]
+    assert time.monotonic() - began_s > 0.25, "ten at once and a hundred a second"
 
 
 async def test_a_peer_that_reads_nothing_is_dropped_and_not_fed(wire, monkeypatch):

@@ -1,0 +1,196 @@
+"""Asking: which chunks are asked of which link now.
+
+What may be asked of whom is `picker`'s decision; here it becomes requests, the nearest links first, each link within
+its window, and what is asked for twice or of the wrong one is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from .advance import Advance
+from .chance import Chance
+from .effects import Effect, Send
+from .link import Link
+from .messages import META_ORDINAL, Request
+from .picker import Plan
+from .plans import Plans
+from .routing import Routing
+from .series import ChunkSet, Series
+from .serving import Serving
+
+BEHIND_S: Final = 4.0
+"""A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
+
+
+class Asking:
+    """Makes the requests of one node. `site()` is where it is.
+
+    `inflight_limit` bounds the bytes asked for of all peers together; None: only each link's window does.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        routing: Routing,
+        plans: Plans,
+        serving: Serving,
+        advance: Advance,
+        emit: Callable[[Effect], None],
+        site: Callable[[], str],
+        rng: Chance,
+        inflight_limit: int | None,
+    ) -> None:
+        self._links = links
+        self._routing = routing
+        self._plans = plans
+        self._serving = serving
+        self._advance = advance
+        self._emit = emit
+        self._site = site
+        self._rng = rng
+        self._inflight_limit = inflight_limit
+        self._held_off_s = 0.0
+
+    def hold_off(self, until_s: float) -> None:
+        """Ask for nothing until then."""
+        self._held_off_s = until_s
+
+    def ask_all(self, now_s: float) -> bool:
+        """Ask every link for what may be asked of it, the nearest first. Returns whether any data is wanted at all."""
+        lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
+        if any(series.lacks_unasked() for series in (*lists, *wanted)):
+            for link in self._nearest():
+                self._ask(link, lists, wanted, now_s)
+        return bool(wanted)
+
+    def ask_one(self, link: Link, now_s: float) -> bool:
+        """Ask one link, whose window has room again. Returns whether any data is wanted at all."""
+        wanted = self._routing.wanted()
+        self._ask(link, self._routing.wanted_lists(), wanted, now_s)
+        return bool(wanted)
+
+    def offered(self, series: Series, plan: Plan, *, seeds: bool = True) -> tuple[ChunkSet, ChunkSet]:
+        """What peers of this site, `seeds` included or not, and of other sites offer; the seed's site apart.
+
+        Who cannot be counted on does not count.
+        """
+        near, far = ChunkSet(), ChunkSet()
+        site = self._site()
+        for link in self._links.values():
+            offered = link.offers(series.attempt)
+            if offered is None or link.is_doubtful or (link.node in plan.seeds and not seeds):
+                continue
+            if link.site == site or not plan.is_source(link):
+                side = near if link.site == site else far
+                side.data |= offered.data
+                side.meta |= offered.meta
+        return near, far
+
+    def offered_by_home_seeds(self, series: Series, plan: Plan) -> int:
+        """Data ordinals that a seed of this site offers."""
+        site = self._site()
+        offers = (
+            link.offers(series.attempt)
+            for link in self._links.values()
+            if link.node in plan.seeds and link.site == site
+        )
+        return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
+
+    # -- one link -------------------------------------------------------------------------------------------
+
+    def _nearest(self) -> list[Link]:
+        site = self._site()
+        ready = (link for link in self._links.values() if link.record is not None)
+        return sorted(
+            ready, key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes)
+        )
+
+    def _ask(self, link: Link, lists: list[Series], wanted: list[Series], now_s: float) -> None:
+        if now_s < self._held_off_s or link.record is None:
+            return
+        for series in lists:
+            self._ask_series(link, series, now_s, data=False)
+        for series in wanted:
+            self._ask_series(link, series, now_s, data=True)
+
+    def _is_full(self) -> bool:
+        """Whether as much is asked for, of all peers together, as there is memory for."""
+        limit = self._inflight_limit
+        return (
+            limit is not None
+            and sum(link.inflight_bytes + link.awaited_bytes for link in self._links.values()) >= limit
+        )
+
+    def _ask_series(self, link: Link, series: Series, now_s: float, *, data: bool) -> None:
+        """Ask `link` for chunks of one series as long as its window has room."""
+        site = self._site()
+        if data and link.site != site and not link.is_doubtful and not self._is_full():
+            self._advance.ask(link, series, now_s)
+        offered = link.offers(series.attempt)
+        if offered is None or link.is_stuck or not link.has_room():
+            return
+        meta = series.missing_meta() & ~series.asked.meta & offered.meta
+        bits = series.missing_data() & ~series.asked.data & offered.data if data else 0
+        if not meta and not bits:
+            return
+        if link.conduct.is_benched:
+            others = self._offered_by_others(series)
+            meta &= ~others.meta
+            bits &= ~others.data
+        deferred = link.deferred.get(series.attempt) or ChunkSet()
+        if link.site != site and self._plans.awaits_roster(series, now_s):
+            return
+        plan, meta_plan = self._plans.of(series, None, now_s)
+        meta &= ~deferred.meta & meta_plan.allowed(link, site)
+        self._depart(link, series, meta, META_ORDINAL, now_s)
+        bits &= ~deferred.data
+        if link.site == site:
+            self._depart(link, series, bits & plan.allowed(link, site), 0, now_s)
+            return
+        if link.node in plan.seeds and self._serving.behind_s(now_s) > BEHIND_S:
+            return  # what others are to get from here comes first
+        if link.node not in plan.seeds and not bits & plan.allowed(link, site):
+            return
+        near, far = self.offered(series, plan)
+        bits &= ~near.data
+        self._depart(link, series, bits & plan.allowed(link, site), 0, now_s)
+        if link.node in plan.seeds and bits and link.has_room():
+            self._steal(link, series, plan, bits & ~far.data, now_s)
+
+    def _offered_by_others(self, series: Series) -> ChunkSet:
+        """What is offered by anyone who can be counted on."""
+        union = ChunkSet()
+        for link in self._links.values():
+            offered = None if link.is_doubtful else link.offers(series.attempt)
+            if offered is not None:
+                union.data |= offered.data
+                union.meta |= offered.meta
+        return union
+
+    def _steal(self, link: Link, series: Series, plan: Plan, bits: int, now_s: float) -> None:
+        """Ask a seed with room for chunks that only it has and that were dealt to other sites."""
+        while link.has_room() and not self._is_full():
+            ordinal = plan.steal(bits & ~series.asked.data, self._rng, now_s)
+            if ordinal is None:
+                return
+            self._depart(link, series, 1 << ordinal, 0, now_s)
+
+    def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
+        # A random start within a site, so that its members fetch different chunks and exchange them; across sites
+        # the order of encoding, so that thieves can begin at the far end.
+        start = self._rng.randrange(bits.bit_length()) if bits and link.site == self._site() else 0
+        while bits and link.has_room() and not self._is_full():
+            later = bits >> start << start or bits
+            low = later & -later
+            bits ^= low
+            ordinal = base + low.bit_length() - 1
+            name, size = series.entry(ordinal)
+            if name in link.by_name:
+                continue
+            series.asked.add(ordinal)
+            number = link.depart(series.attempt, ordinal, name, size, now_s)
+            self._emit(Send(link.number, Request(number, name, name in link.damaged)))

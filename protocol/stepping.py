@@ -1,0 +1,81 @@
+"""Stepping in: taking over, by CLAIM, what other borders of the own site do not bring, and giving it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .asking import Asking
+from .chance import Chance
+from .effects import Effect, Send
+from .link import Flight, Link
+from .messages import META_ORDINAL, RELEASED, Claim
+from .picker import CLAIM_S
+from .plans import Plans
+from .ranges import bits_of, mask
+from .series import ChunkSet, Series
+
+
+class Stepping:
+    """Claims of one node, and those it hears. `site()` is where it is."""
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        plans: Plans,
+        asking: Asking,
+        emit: Callable[[Effect], None],
+        site: Callable[[], str],
+        rng: Chance,
+    ) -> None:
+        self._links = links
+        self._plans = plans
+        self._asking = asking
+        self._emit = emit
+        self._site = site
+        self._rng = rng
+
+    def step_in(self, series: Series, alive: frozenset[bytes], now_s: float) -> None:
+        """See what this node should bring in instead of others, and say so to the site."""
+        data, meta = self._plans.of(series, alive, now_s)
+        missing = series.missing_data() & ~series.asked.data
+        # A seed in this site is asked for what is dealt here only: what a silent mate leaves undone is there to take.
+        near, far = self._asking.offered(series, data, seeds=False)
+        home = self._asking.offered_by_home_seeds(series, data)
+        free = missing & ~near.data
+        benched = self._benched()
+        taken = list(data.step_in(free, far.data, now_s, benched))
+        taken += data.relieve(free, far.data | home, self._rng, now_s)
+        if taken:
+            self._tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
+        # Blobs are few: whoever steps in for them does so without a claim.
+        for _ in meta.step_in(series.missing_meta() & ~series.asked.meta & ~near.meta, far.meta, now_s, benched):
+            pass
+
+    def _benched(self) -> frozenset[bytes]:
+        """Members of this site that are not to be counted on."""
+        site = self._site()
+        return frozenset(link.node for link in self._links.values() if link.conduct.is_benched and link.site == site)
+
+    def heard(self, link: Link, claim: Claim, now_s: float) -> bool:
+        """Take a claim of a peer. Returns whether it counts: one of who is benched is hot air."""
+        plans = self._plans.get(claim.attempt)
+        if plans is None or link.site != self._site() or (link.conduct.is_benched and claim.rank != RELEASED):
+            return False
+        for first, last in claim.ranges:
+            if last < META_ORDINAL:
+                bits = mask(first, last) & plans[0].dealt
+                until_s = 0.0 if claim.rank == RELEASED else now_s + CLAIM_S
+                plans[0].claim(bits, until_s, link.node)
+        return True
+
+    def give_back(self, flight: Flight) -> None:
+        """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""
+        plans = self._plans.get(flight.attempt)
+        if plans is not None and flight.ordinal < META_ORDINAL and plans[0].release(flight.ordinal):
+            self._tell_site(Claim(flight.attempt, RELEASED, ((flight.ordinal, flight.ordinal),)))
+
+    def _tell_site(self, claim: Claim) -> None:
+        site = self._site()
+        for link in self._links.values():
+            if link.site == site and link.record is not None:
+                self._emit(Send(link.number, claim))
