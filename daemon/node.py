@@ -201,7 +201,10 @@ class Node:
             _log.info("ready", node=short(self.fleet.node), site=self.config.node.site, socket=str(local.socket))
             if attend is not None:
                 self._tasks.create_task(attend())
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self.fleet.leave()
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration, of which `reloading.RELOADABLE` may differ."""

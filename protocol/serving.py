@@ -67,6 +67,7 @@ class Serving:
         self._sent: dict[bytes, tuple[bytes, float]] = {}  # chunk name -> node that this seed sent it to, and when
         self._waiting: dict[bytes, list[_Waiting]] = {}  # chunk name -> requests for it, made before it came
         self._passing: dict[bytes, _Passing] = {}  # chunks that others waited for and that are being sent, oldest first
+        self._stopping = False
 
     @property
     def idle(self) -> bool:
@@ -77,7 +78,9 @@ class Serving:
         """Answer a request of a peer; this node is at `site`."""
         name = request.name
         copies = self._copies.get(name, [])
-        if not self._has(name):
+        if self._stopping:
+            self._emit(Send(link.number, Reject(request.request, Reason.STOPPING)))
+        elif not self._has(name):
             if self._brings(name) and self._waiting_for(link) < MAX_WAITING:
                 self._waiting.setdefault(name, []).append(_Waiting(link.number, request, now_s))
             else:
@@ -131,6 +134,13 @@ class Serving:
         """A chunk will not come here from the seed: those who wait for it are told to ask `holders`."""
         for each in self._waiting.pop(name, ()):
             self._emit(Send(each.link, Reject(each.request.request, Reason.BUSY, holders)))
+
+    def stop(self) -> None:
+        """Turn away who waits, and whoever asks from now on: this node leaves, and they ask elsewhere."""
+        self._stopping = True
+        for each in [each for waiting in self._waiting.values() for each in waiting]:
+            self._emit(Send(each.link, Reject(each.request.request, Reason.STOPPING)))
+        self._waiting.clear()
 
     def served(self, node: bytes, name: bytes) -> None:
         """Note that a chunk of a `Serve` has left for a node, or will not."""

@@ -50,6 +50,7 @@ from .enrol import Issuer
 from .identity import Identity
 from .lane import Lane
 from .lanes import LaneDesk
+from .leaving import LEAVE_S, leave
 from .ledger import Ledger
 from .listener import Listener
 from .peer import Peer
@@ -127,6 +128,7 @@ class Fleet:
         self._wake = asyncio.Event()
         self._wakes_s = 0.0  # when the core is called next without being asked
         self._tasks = asyncio.TaskGroup()
+        self._leaving = False
 
     # -- life -----------------------------------------------------------------------------------------------
 
@@ -152,6 +154,14 @@ class Fleet:
             for peer in list(self.peers.values()):
                 peer.close()
             self._traffic.close()
+
+    async def leave(self) -> None:
+        """Part from every peer in good order, before `running` ends: nothing is begun from now on."""
+        self._leaving = True
+        self.swarm.fetch.hold_off(self._now() + 2 * LEAVE_S)
+        self.swarm.fetch.serving.stop()
+        self._carry_out()
+        await leave(list(self.peers.values()))
 
     def _restore(self) -> None:
         """Learn again what the catalog holds; what is superseded there is forgotten."""
@@ -295,7 +305,8 @@ class Fleet:
                     _log.debug("hang up", peer=number, reason=reason)
                     self._spawn(self._close_soon(self.peers[number]))
             case Dial(address):
-                self._spawn(self.doors.dial(address))
+                if not self._leaving:
+                    self._spawn(self.doors.dial(address))
             case Persist(kind, name, data):
                 self._ledger.keep(kind, name, data)
             case Forget(digests):
@@ -363,6 +374,9 @@ class Fleet:
     async def _meet(self, key: bytes, streams: Streams, address: str | None) -> None:
         """Be in touch with a member until the connection ends; `address` is where it was dialled."""
         peer = Peer(self, *streams, address)
+        if self._leaving:
+            peer.close()
+            return
         peer.number = self.swarm.link_up(key, address, self._now())
         self.peers[peer.number] = peer
         self._carry_out()
