@@ -168,3 +168,12 @@ def test_a_seed_sends_a_chunk_across_once_and_says_to_whom():
         refused(1, holders=[desk.links[0].node]),
         Serve(1, 1, CHUNK, False),
     ]
+
+
+def test_a_node_that_stops_turns_away_who_waits_and_whoever_asks_even_for_what_it_has(desk):
+    desk.ask(0)
+    desk.serving.stop()
+    assert desk.done() == [refused(0, Reason.STOPPING)]
+    desk.come()
+    desk.ask(1)
+    assert desk.done() == [refused(1, Reason.STOPPING)]
