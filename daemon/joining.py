@@ -100,6 +100,7 @@ class Joining:
             for first in range(0, len(blocks), BATCH_BLOCKS):
                 got = await self._fetch(manifest, name, range(first, min(first + BATCH_BLOCKS, len(blocks))), digests)
                 await asyncio.to_thread(_write, building, blocks, got)
+            self._replica.rebuilt(name)
             return await asyncio.to_thread(
                 building.commit, manifest.epoch, manifest.version, name, manifest.label, proven=True
             )

@@ -33,6 +33,7 @@ class Moment(StrEnum):
     ANNOUNCED = "announced"
     FIRST_BYTE = "first_byte"
     COMPLETE = "complete"
+    REBUILT = "rebuilt"
     COMMITTED = "committed"
     VERIFIED = "verified"
 

@@ -6,7 +6,7 @@ ends as its twin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -45,9 +45,16 @@ class Rebuilder:
         self.applying: Transition | None = None
         """The leg that was applied last: the one whose bytes did not fit, after a BaseMismatchError."""
 
-    def rebuild(self, route: Sequence[Transition], manifest: Manifest, base: BaseSource | None) -> Slot:
+    def rebuild(
+        self,
+        route: Sequence[Transition],
+        manifest: Manifest,
+        base: BaseSource | None,
+        rebuilt: Callable[[], object] = lambda: None,
+    ) -> Slot:
         """Build and commit the version that `route` leads to, from a slot, the local `base` or nothing.
 
+        `rebuilt` is called when all its bytes are in the slot, before they are proven and committed.
         Raises BaseMismatchError or ProofFailedError when the bytes contradict the trainer's, SlotsBusyError,
         ChunkMissingError, ChunkCorruptError, StorageError; nothing is committed then.
         """
@@ -56,6 +63,7 @@ class Rebuilder:
             begun = self._slots.begin(read_layout(self._store, route[0]), self._source(route[0].source, base)), 0
         building = self._apply(route, *begun)
         try:
+            rebuilt()
             proven = self._prove(building, route[-1]) if self._verify_first else False
             return building.commit(manifest.epoch, manifest.version, route[-1].target, manifest.label, proven=proven)
         except BaseException:

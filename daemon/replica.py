@@ -81,6 +81,9 @@ class Replica:
         """Held by whoever builds in the slots: this replica, or the publisher on the head."""
         self.failure: Failure | None = None
         self.rebuilding: int | None = None
+        self.rebuilt: Callable[[bytes], object] = lambda _manifest: None
+        """Called, on the event loop, when all bytes of a version are in the slot behind and it is not committed yet."""
+
         self._fleet = fleet
         self._store = store
         self._rebuilder = Rebuilder(slots, store, threads=threads, verify_first=verify_first)
@@ -321,8 +324,9 @@ class Replica:
         if manifest is None or (current is not None and current.order >= (manifest.epoch, manifest.version)):
             return
         self.rebuilding = manifest.version
+        rebuilt = partial(self._loop.call_soon_threadsafe, self.rebuilt, route[-1].target)
         try:
-            slot = await finish(asyncio.to_thread(self._rebuilder.rebuild, route, manifest, self._base.source))
+            slot = await finish(asyncio.to_thread(self._rebuilder.rebuild, route, manifest, self._base.source, rebuilt))
         except (BaseMismatchError, ProofFailedError):
             await self._blame(route[0].source)
             self._hold()

@@ -39,8 +39,9 @@ class Witness:
                 pass
 
     async def follow(self, replica: Replica) -> None:
-        """Note commits and proofs of one stream until cancelled. What an earlier run committed is no news."""
+        """Note what becomes of one stream's versions until cancelled. What an earlier run committed is no news."""
         manifests = self._fleet.swarm.gossip.manifests
+        replica.rebuilt = lambda manifest: self._note(manifests.get(manifest), Moment.REBUILT)
         before = current.manifest if (current := replica.current()) else None
         while True:
             changed, current = replica.changes(), replica.current()

@@ -31,7 +31,7 @@ class VersionLife(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     """The same on every node, and in its log lines."""
     moments: dict[str, float]
-    """Unix seconds by name: announced, first_byte, complete, committed, verified."""
+    """Unix seconds by name: announced, first_byte, complete, rebuilt, committed, verified."""
 
 
 class LifeList(msgspec.Struct, frozen=True):

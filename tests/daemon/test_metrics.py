@@ -33,11 +33,13 @@ async def test_a_version_that_travels_is_counted_on_both_ends_and_its_life_has_o
         assert there["chunk_failures_total", "damaged"] == 0
         assert there["slots", "committed", STREAM] == 1
         assert there["peers", "connected"] == 1
+        assert there["stage_seconds_count", STREAM, "rebuilt"] == 1
         assert there["stage_seconds_count", "committed", STREAM] == 1
         assert there["disk_free_bytes", STREAM] > 0
 
         (life,) = member.node.service.lives(STREAM)
-        assert {"announced", "first_byte", "complete", "committed"} <= life.moments.keys()
+        at = [life.moments[name] for name in ("announced", "first_byte", "complete", "rebuilt", "committed")]
+        assert at[2:] == sorted(at[2:]), "chunks first, then all bytes in the slot behind, then the commit"
         assert life.trace == head.node.service.lives(STREAM)[0].trace
         (patch,) = member.node.service.patches(STREAM)
         assert (patch.version, patch.kind, patch.here) == (slot.version, "full", True)
