@@ -130,7 +130,7 @@ class Node:
         self.config = config
         self._store = store
         self._catalog = catalog
-        self._threads = os.cpu_count() or 1
+        self._threads = len(os.sched_getaffinity(0))
         self._is_head = identity.publisher_key is not None
         self._slot_dir = slot_dir
         space = self._space = Space()
