@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from . import governing, inspecting, membership, weights
+from .completion import completion
 from .errors import DaemonError
 from .exits import Exit, table
 from .local.gateway.command import gateway
@@ -85,5 +86,6 @@ for _command in (
     inspecting.inspect,
     gateway,
     write_deltas,
+    completion,
 ):
     main.add_command(_command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,29 +33,53 @@ def print_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None
         click.echo(line(row))
 
 
+def is_watched(*, quiet: bool) -> bool:
+    """Whether somebody looks on who wants to see how far it has come: standard error is a terminal."""
+    return not quiet and sys.stderr.isatty()
+
+
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[ShowProgress]:
-    """Shows stages as bars on a terminal and as one line per stage elsewhere, on standard error."""
-    if quiet:
-        yield lambda _stage, _done, _total: None
-    elif sys.stderr.isatty():
+    """Shows stages as bars, with rates and the time that is left, on standard error when it is a terminal."""
+    if is_watched(quiet=quiet):
         with _bars() as show:
             yield show
     else:
-        yield _stage_lines()
+        yield lambda _stage, _done, _total: None
+
+
+@contextlib.contextmanager
+def steps(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Shows what is being done now, where there is nothing to measure, on standard error when it is a terminal."""
+    if not is_watched(quiet=quiet):
+        yield lambda _step: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update
 
 
 @contextlib.contextmanager
 def _bars() -> Iterator[ShowProgress]:
     from rich import progress as bars
     from rich.console import Console
+    from rich.text import Text
+
+    from .units import format_size
+
+    class Rate(bars.ProgressColumn):
+        """Bytes per second, in the units of everything else here."""
+
+        def render(self, task: bars.Task) -> Text:
+            return Text("" if task.speed is None else f"{format_size(task.speed)}/s", style="progress.data.speed")
 
     tasks: dict[str, bars.TaskID] = {}
     columns = (
         bars.TextColumn("{task.description:>8}"),
         bars.BarColumn(),
         bars.DownloadColumn(binary_units=True),
-        bars.TransferSpeedColumn(),
+        Rate(),
         bars.TimeRemainingColumn(compact=True),
     )
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as display:
@@ -67,15 +90,3 @@ def _bars() -> Iterator[ShowProgress]:
             display.update(tasks[stage], completed=done, total=total or None)
 
         yield show
-
-
-def _stage_lines() -> ShowProgress:
-    started_s = time.monotonic()
-    seen: set[str] = set()
-
-    def show(stage: str, _done: int, _total: int) -> None:
-        if stage not in seen:
-            seen.add(stage)
-            click.echo(f"{time.monotonic() - started_s:7.2f} s  {stage}", err=True)
-
-    return show

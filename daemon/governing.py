@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import click
 
-from . import console, options
+from . import completing, console, options
 from .errors import BadInputError, RefusedError
 from .home import Home
 
@@ -22,7 +22,7 @@ ca_dir = click.option(
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=completing.nodes)
 @options.home
 @ca_dir
 @options.json
@@ -53,7 +53,8 @@ def revoke(*, node: str, home: Home, ca_dir: Path | None, as_json: bool) -> None
 @click.command()
 @options.home
 @ca_dir
-def issuer(*, home: Home, ca_dir: Path | None) -> None:
+@options.json
+def issuer(*, home: Home, ca_dir: Path | None, as_json: bool) -> None:
     """Let this node enrol, renew and revoke others.
 
     Has the CA certify an issuing key of this home, or a new one for the one that ends. Restart the daemon afterwards.
@@ -69,6 +70,9 @@ def issuer(*, home: Home, ca_dir: Path | None) -> None:
         issuing = authority.make_issuer(own.authority_key(ca_dir), own.ca_certificate, dt.datetime.now(dt.UTC))
         identity.write_issuer(home, issuing)
     key = authority.node_id(issuing.key.public_key().public_bytes_raw())
+    if as_json:
+        console.print_json({"issuing_key": key.hex(), "not_after": issuing.not_after.timestamp()})
+        return
     click.echo(f"issuing key {key.hex()} holds until {issuing.not_after:%Y-%m-%d}; start the daemon")
 
 
@@ -78,10 +82,11 @@ def publisher() -> None:
 
 
 @publisher.command()
-@click.argument("stream", callback=options.stream_argument)
+@click.argument("stream", callback=options.stream_argument, shell_complete=completing.streams)
 @options.home
 @ca_dir
-def adopt(*, stream: str, home: Home, ca_dir: Path | None) -> None:
+@options.json
+def adopt(*, stream: str, home: Home, ca_dir: Path | None, as_json: bool) -> None:
     """Let this node publish STREAM, in a new epoch: after its head was lost, or to begin it while the CA is offline.
 
     It goes on from the newest version that it has.
@@ -93,13 +98,17 @@ def adopt(*, stream: str, home: Home, ca_dir: Path | None) -> None:
     with home.lock():
         own = Identity.load(home)
         epoch = governing.adopt(home, own, own.authority_key(ca_dir), stream)
+    if as_json:
+        console.print_json({"stream": stream, "epoch": epoch})
+        return
     click.echo(f"this node publishes {stream} in epoch {epoch}; start the daemon, and wait until it is up to date")
 
 
 @publisher.command()
 @options.home
 @ca_dir
-def rotate(*, home: Home, ca_dir: Path | None) -> None:
+@options.json
+def rotate(*, home: Home, ca_dir: Path | None, as_json: bool) -> None:
     """Give this node a new publisher key: after the old one was stolen.
 
     All its streams go on in a new epoch, whatever was published under the old key.
@@ -111,6 +120,9 @@ def rotate(*, home: Home, ca_dir: Path | None) -> None:
     with home.lock():
         own = Identity.load(home)
         streams = governing.rotate(home, own, own.authority_key(ca_dir))
+    if as_json:
+        console.print_json({"streams": streams})
+        return
     for stream, epoch in streams.items():
         click.echo(f"stream {stream} goes on in epoch {epoch}")
     click.echo("the publisher key is new; start the daemon")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import console, options
+from . import completing, console, options
 from .errors import BadInputError
 from .home import Home
 from .weights import client_of
@@ -46,18 +46,26 @@ def _stream_argument(ctx: click.Context, parameter: click.Parameter, value: str 
     type=click.Path(path_type=Path),
     help="Two checkpoint directories; needs no daemon. Repeat it for more steps.",
 )
-@click.option("--stream", metavar="NAME", callback=_stream_argument, help="Versions of this stream that are held here.")
+@click.option(
+    "--stream",
+    metavar="NAME",
+    callback=_stream_argument,
+    shell_complete=completing.streams,
+    help="Versions of this stream that are held here.",
+)
 @click.option(
     "--version",
     "numbers",
     multiple=True,
     type=click.IntRange(0, 2**63 - 1),
+    shell_complete=completing.versions,
     help="Which one, compared with the one before. Repeat it for more.  [default: the newest here]",
 )
 @click.option(
     "--from",
     "start",
     type=click.IntRange(0, 2**63 - 1),
+    shell_complete=completing.versions,
     help="Compare with this version instead of the one before.",
 )
 @click.option(

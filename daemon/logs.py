@@ -22,7 +22,11 @@ _SECRET: Final = re.compile(r"(^|_)(secret|token|password|authorization|private|
 _HIDDEN: Final = "(hidden)"
 
 
-def configure(level: str, style: Literal["auto", "human", "json"], stream: TextIO | None = None) -> None:
+LogFormat = Literal["auto", "human", "json"]
+"""`auto`: for people on a terminal, JSON elsewhere."""
+
+
+def configure(level: str, style: LogFormat, stream: TextIO | None = None) -> None:
     """Send everything that is logged, by us and by libraries, to `stream` (standard error), from `level` up."""
     out = stream or sys.stderr
     human = style == "human" or (style == "auto" and out.isatty())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import console, options
+from . import completing, console, options
 from .errors import BadInputError
 from .home import Home
 
@@ -103,7 +103,9 @@ def join(
     if token == "-":  # noqa: S105 -- the usual name of standard input
         token = sys.stdin.read(65536)
     storage = _storage(home, slot_dir, model_bytes, more_slots=0)
-    joined = asyncio.run(enrol.join(token, home, site=site, listen=listen, advertise=advertise, storage=storage))
+    with console.steps(quiet=as_json) as told:
+        joining = enrol.join(token, home, site=site, listen=listen, advertise=advertise, storage=storage, told=told)
+        joined = asyncio.run(joining)
     _introduce(home, joined.node_id, joined.config, as_json=as_json)
 
 
@@ -151,7 +153,9 @@ def _introduce(home: Home, node_id: bytes, config: Config, *, as_json: bool) -> 
 )
 @click.option("--uses", default=1, type=click.IntRange(1, 100_000), help="How many nodes may join with it.")
 @click.option("--list", "listing", is_flag=True, help="Show the invites instead of making one.")
-@click.option("--withdraw", metavar="ID", help="Withdraw an invite instead of making one.")
+@click.option(
+    "--withdraw", metavar="ID", shell_complete=completing.invites, help="Withdraw an invite instead of making one."
+)
 @options.json
 def invite(*, home: Home, ttl_s: float, uses: int, listing: bool, withdraw: str | None, as_json: bool) -> None:
     """Print a token with which a new node can join.
@@ -169,7 +173,10 @@ def invite(*, home: Home, ttl_s: float, uses: int, listing: bool, withdraw: str 
     if withdraw is not None:
         if not invites.withdraw(home.invites, withdraw):
             raise BadInputError(f"no invite {withdraw!r} here; 'patchswarm invite --list' shows them")
-        click.echo(f"invite {withdraw} is withdrawn")
+        if as_json:
+            console.print_json({"withdrawn": withdraw})
+        else:
+            click.echo(f"invite {withdraw} is withdrawn")
         return
     if listing:
         held, now_s = invites.listing(home.invites), time.time()
@@ -195,8 +202,11 @@ def invite(*, home: Home, ttl_s: float, uses: int, listing: bool, withdraw: str 
 
 @click.command()
 @options.home
-def daemon(*, home: Home) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Log in JSON on a terminal too, until SIGHUP reads config.toml again."
+)
+def daemon(*, home: Home, as_json: bool) -> None:
     """Run this node until SIGTERM or SIGINT."""
     from .run import run
 
-    run(home)
+    run(home, log_format="json" if as_json else None)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from . import completing
 from .errors import BadInputError
 from .home import Home
 from .units import parse_address, parse_duration_s
@@ -97,4 +98,11 @@ staging = click.option(
     help="Where files are made that the daemon then reads.  [default: beside the slots]",
 )
 json = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-stream = click.option("--stream", required=True, metavar="NAME", callback=stream_argument, help="The stream.")
+stream = click.option(
+    "--stream",
+    required=True,
+    metavar="NAME",
+    callback=stream_argument,
+    shell_complete=completing.streams,
+    help="The stream.",
+)

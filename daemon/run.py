@@ -15,6 +15,7 @@ from .config import Config
 from .errors import InUseError
 from .fleet.identity import Identity
 from .home import Home
+from .logs import LogFormat
 from .manager import ServiceManager
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ SWITCH_S: Final = 0.0005
 lease while a version is encoded waits for several such turns."""
 
 
-def run(home: Home) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads config.toml again.
+def run(home: Home, log_format: LogFormat | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads config.toml again. `log_format` goes before what that says.
 
     Raises DaemonError for what keeps it from starting, or from going on.
     """
@@ -35,7 +36,7 @@ def run(home: Home) -> None:
     identity = Identity.load(home)
     identity.check_valid(dt.datetime.now(dt.UTC))
     with home.lock():
-        logs.configure(config.log.level, config.log.format)
+        logs.configure(config.log.level, log_format or config.log.format)
         import uvloop
 
         from .node import serve

@@ -139,6 +139,10 @@ class NodeService:
         return StreamState.FETCHING if self._fleet.view.planned(replica.stream) else StreamState.BEHIND
 
     def _progress(self, stream: str) -> Progress | None:
+        checking = self._upkeeps[stream].checking
+        if checking is not None:
+            version, done, total = checking.version, checking.done_bytes, checking.total_bytes
+            return Progress(version=version, stage="verify", done_bytes=done, total_bytes=total)
         fetching = self._fleet.view.fetching(stream)
         if fetching is None:
             return None

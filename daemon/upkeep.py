@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -50,6 +50,19 @@ class Checked:
     """Why the slot could not be checked."""
 
 
+@dataclass(slots=True)
+class Checking:
+    """How far a check has come that somebody waits for."""
+
+    version: int
+    total_bytes: int
+    done_bytes: int = 0
+
+    def add(self, size_bytes: int) -> None:
+        """So many bytes more are checked."""
+        self.done_bytes += size_bytes
+
+
 class Upkeep:
     """The upkeep of one stream's slots. `run` is its task; the rest is called on the event loop.
 
@@ -65,8 +78,8 @@ class Upkeep:
         self._due_s: dict[tuple[bytes, bool], float] = {}  # slots that were checked, or could not be: when next
         self._last_s = {False: began_s, True: began_s}  # the last whole check of a committed version, of a twin
         self._without_lists_s: dict[bytes, float] = {}
-        self.checking: int | None = None
-        """The version that is being verified before it may be served."""
+        self.checking: Checking | None = None
+        """What is being verified because somebody asked for it, or before it may be served."""
 
     def set_pace(self, *, every_s: float, share: float) -> None:
         """Check each slot at least so often, with at most this share of the time."""
@@ -93,7 +106,11 @@ class Upkeep:
         """
         async with self._lock:
             slots = self._replica.slots.slots()
-            return [await self._check(slot, mend=mend, asked=True) for slot in slots]
+            self.checking = Checking(0, sum(slot.layout.size for slot in slots))
+            try:
+                return [await self._check(slot, mend=mend, asked=True) for slot in slots]
+            finally:
+                self.checking = None
 
     # -- what is due ----------------------------------------------------------------------------------------
 
@@ -119,7 +136,25 @@ class Upkeep:
     async def _check(self, slot: Slot, *, mend: bool, asked: bool = False) -> Checked:
         blocks = sum(1 for _ in slot.layout.blocks())
         urgent = slot.suspect or slot.withdrawn or asked
-        self.checking = slot.version if slot.suspect and not slot.twin else None
+        with self._showing(slot, asked=asked):
+            return await self._check_now(slot, blocks, mend=mend, urgent=urgent)
+
+    @contextlib.contextmanager
+    def _showing(self, slot: Slot, *, asked: bool) -> Iterator[None]:
+        """Have `checking` say how far it has come, where somebody waits for it."""
+        if asked and self.checking is not None:
+            self.checking.version = slot.version  # one of several: they count together
+            yield
+        elif slot.suspect and not slot.twin:
+            self.checking = Checking(slot.version, slot.layout.size)
+            try:
+                yield
+            finally:
+                self.checking = None
+        else:
+            yield
+
+    async def _check_now(self, slot: Slot, blocks: int, *, mend: bool, urgent: bool) -> Checked:
         try:
             digests = await self._replica.digests_of(slot.manifest)
             if digests is None:
@@ -133,8 +168,6 @@ class Upkeep:
             _log.warning("check failed", stream=slot.stream, version=slot.version, reason=str(error))
             self._replica.report(f"version {slot.version} could not be checked or mended: {error}")
             return Checked(slot, blocks, 0, 0, str(error))
-        finally:
-            self.checking = None
         return Checked(slot, blocks, len(bad), left)
 
     async def _without_lists(self, slot: Slot, blocks: int) -> Checked:
@@ -159,7 +192,8 @@ class Upkeep:
             if overdue:
                 slots.pin(slot)
                 stack.callback(slots.unpin, slot)
-            return await in_thread(partial(slots.verify_slot, slot, digests, threads), share)
+            done = self.checking.add if self.checking is not None else None
+            return await in_thread(partial(slots.verify_slot, slot, digests, threads), share, done)
 
     async def _found(self, slot: Slot, bad: list[int], digests: bytes, *, mend: bool) -> int:
         """Act on what a check found; returns how many wrong blocks are left."""

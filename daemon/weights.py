@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from . import console, options
+from . import completing, console, options
 from .home import Home
 
 if TYPE_CHECKING:
     from .local.client import Client
     from .local.model import PeerStatus, StreamStatus
+
+_LOOK_S: Final = 0.2
 
 
 @click.command()
@@ -141,7 +145,9 @@ def peers(*, as_json: bool, home: Home, socket: Path | None) -> None:
 
 @click.command()
 @options.stream
-@click.option("--label", metavar="LABEL", help="Only versions with exactly this label.")
+@click.option(
+    "--label", metavar="LABEL", shell_complete=completing.labels, help="Only versions with exactly this label."
+)
 @options.json
 @options.home
 @options.socket
@@ -187,7 +193,11 @@ def versions(*, stream: str, label: str | None, as_json: bool, home: Home, socke
     help="A directory that is empty or does not exist yet.",
 )
 @click.option(
-    "--version", "number", type=click.IntRange(0, 2**63 - 1), help="Which version.  [default: the newest here]"
+    "--version",
+    "number",
+    type=click.IntRange(0, 2**63 - 1),
+    shell_complete=completing.versions,
+    help="Which version.  [default: the newest here]",
 )
 @click.option("--wait", "wait_s", default=0.0, metavar="SECONDS", type=click.FloatRange(0), help="Wait so long for it.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the version's number only.")
@@ -234,7 +244,9 @@ def verify(*, stream: str, repair: bool, as_json: bool, home: Home, socket: Path
     """
     from .errors import DamagedError
 
-    slots = client_of(home, socket).verify(stream, repair=repair)
+    client = client_of(home, socket)
+    with _shown(client, stream, quiet=as_json):
+        slots = client.verify(stream, repair=repair)
     if as_json:
         console.print_json({"slots": slots})
     else:
@@ -254,6 +266,33 @@ def verify(*, stream: str, repair: bool, as_json: bool, home: Home, socket: Path
     wrong = sum(slot.left for slot in slots)
     if wrong:
         raise DamagedError(f"{wrong} blocks of {stream} are wrong and not mended yet; 'patchswarm status' tells more")
+
+
+@contextlib.contextmanager
+def _shown(client: Client, stream: str, *, quiet: bool) -> Iterator[None]:
+    """Show how far the daemon has come with a verification, as its status tells."""
+    from .local.errors import LocalError
+
+    if not console.is_watched(quiet=quiet):
+        yield
+        return
+    over = threading.Event()
+
+    def look(show: console.ShowProgress) -> None:
+        while not over.wait(_LOOK_S):
+            with contextlib.suppress(LocalError):  # the verification itself says what is wrong
+                progress = client.status(stream).progress
+                if progress is not None and progress.stage == "verify":
+                    show("verify", progress.done_bytes, progress.total_bytes)
+
+    with console.progress(quiet=False) as show:
+        looking = threading.Thread(target=look, args=(show,), daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            over.set()
+            looking.join()
 
 
 def client_of(home: Home, socket: Path | None) -> Client:

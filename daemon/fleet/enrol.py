@@ -181,8 +181,9 @@ async def join(
     listen: str | None = None,
     advertise: tuple[str, ...] = (),
     storage: Mapping[str, object] | None = None,
+    told: Callable[[str], object] = lambda _step: None,
 ) -> Joined:
-    """Enrol with a token and write the new home; on any failure nothing of it is left.
+    """Enrol with a token and write the new home; on any failure nothing of it is left. `told` hears of each step.
 
     `listen` None means every interface on the default port. Without `advertise`, a wildcard is advertised as
     the address from which this host reached the issuer. `storage` are settings of that section.
@@ -193,7 +194,7 @@ async def join(
     except TokenError as error:
         raise BadInputError(str(error)) from None
     with home.making():
-        joined, introductions = await _join(token, home, site, listen, advertise, storage or {})
+        joined, introductions = await _join(token, home, site, listen, advertise, storage or {}, told)
     await asyncio.to_thread(_remember, home, introductions)
     return joined
 
@@ -217,6 +218,7 @@ async def _join(
     listen: str | None,
     advertise: tuple[str, ...],
     storage: Mapping[str, object],
+    told: Callable[[str], object],
 ) -> tuple[Joined, list[Introduction]]:
     settings: dict[str, object] = {"site": site}
     if listen is not None:
@@ -227,7 +229,8 @@ async def _join(
         home, {"node": settings, "storage": storage}
     )  # first: what is wrong in it must not cost the invite
     node_key = Ed25519PrivateKey.generate()
-    address, ca_certificate = await _find_issuer(token)
+    address, ca_certificate = await _find_issuer(token, told)
+    told(f"enrolling at {address}")
     welcome, introductions, own_host = await _enrol(token, address, ca_certificate, node_key)
     certificates = check_issued(
         welcome.certificate, welcome.membership, node_key.public_key().public_bytes_raw(), ca_certificate
@@ -240,10 +243,11 @@ async def _join(
     return Joined(authority.node_id(node_key.public_key().public_bytes_raw()), config, address), introductions
 
 
-async def _find_issuer(token: Token) -> tuple[str, x509.Certificate]:
+async def _find_issuer(token: Token, told: Callable[[str], object]) -> tuple[str, x509.Certificate]:
     """The first address of the token that answers, and the CA's certificate, checked against the token."""
     failures = []
     for address in token.addresses:
+        told(f"looking for the head at {address}")
         try:
             async with _exchange(address, tls.joiner_context(None)) as (_, _, greeting):
                 pass

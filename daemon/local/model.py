@@ -79,10 +79,11 @@ class StreamState(StrEnum):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the version in the making has come."""
+    """How far a version has come that is being fetched, or verified because somebody waits for it."""
 
     version: int
     stage: str
+    """`fetch` or `verify`."""
     done_bytes: int
     total_bytes: int
 

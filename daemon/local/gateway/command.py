@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ... import completing
 from ...errors import BadInputError
 from ...home import Home
 
@@ -16,7 +17,7 @@ _ENGINES = ("sglang", "vllm", "openai", "none")
 @click.command("gateway")
 @click.option("--engine", type=click.Choice(_ENGINES), help="What stands behind it; 'none' on a group's other hosts.")
 @click.option("--engine-url", "engine_urls", multiple=True, metavar="URL", help="Where the engine answers.")
-@click.option("--stream", metavar="NAME", help="The stream of the model's weights.")
+@click.option("--stream", metavar="NAME", shell_complete=completing.streams, help="The stream of the model's weights.")
 @click.option("--lora", "loras", multiple=True, metavar="NAME=STREAM", help="An adapter; may be given again.")
 @click.option("--listen", metavar="HOST:PORT", help="Where to answer.")
 @click.option("--commit-mode", type=click.Choice(["in_place", "quiesce"]), help="Which requests a move waits for.")
@@ -40,8 +41,9 @@ _ENGINES = ("sglang", "vllm", "openai", "none")
     type=click.Path(path_type=Path),
     help="The daemon's socket, when it is not the home's.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Log in JSON on a terminal too.")
 def gateway(
-    *, engine_urls: tuple[str, ...], loras: tuple[str, ...], home: str, socket: Path | None, **given: Any
+    *, engine_urls: tuple[str, ...], loras: tuple[str, ...], home: str, socket: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Stand before an inference engine and keep it at the newest weights.
 
@@ -66,7 +68,7 @@ def gateway(
         settings = msgspec.convert(section, Gateway, dec_hook=_as_given)
     except msgspec.ValidationError as error:
         raise BadInputError(f"gateway: {error}") from None
-    run(settings, socket or config.local.socket, config.log)
+    run(settings, socket or config.local.socket, config.log, "json" if as_json else None)
 
 
 def _as_given(kind: type[Any], value: object) -> Any:

@@ -55,13 +55,13 @@ async def keep_gateway(config: GatewayConfig) -> None:
         await asyncio.Event().wait()
 
 
-def run(section: Gateway, socket: Path | str, log: Log) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def run(section: Gateway, socket: Path | str, log: Log, log_format: logs.LogFormat | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. `log_format` goes before what `log` says."""
     import uvloop
 
     config = configured(section, socket)
     config.check()
-    logs.configure(log.level, log.format)
+    logs.configure(log.level, log_format or log.format)
     # What is loaded now stays for good: looking through it again and again would stop tokens for tens of milliseconds.
     gc.collect()
     gc.freeze()

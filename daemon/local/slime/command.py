@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ... import options
+from ... import console, options
 from ...home import Home
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class _EndedError(BaseException):
     help="A full folder after N deltas, removing what lies before the one before; 0: never, and nothing is removed.",
 )
 @click.option("--once", is_flag=True, help="Write what is there now, and end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document a line instead of text.")
 @options.home
 @options.socket
 def write_deltas(
@@ -50,6 +51,7 @@ def write_deltas(
     checksum: ChecksumName,
     full_every: int,
     once: bool,
+    as_json: bool,
     home: Home,
     socket: Path | None,
 ) -> None:
@@ -80,7 +82,9 @@ def write_deltas(
                     click.echo(f"{error}; trying again", err=True)
                     time.sleep(_AGAIN_S)
                     continue
-                if written is not None:
+                if written is not None and as_json:
+                    console.print_json(written)
+                elif written is not None:
                     click.echo(_said(written))
                 elif once:
                     return

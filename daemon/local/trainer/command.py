@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ... import options
+from ... import console, options
 from ...errors import BadInputError
 from ...home import Home
+
+if TYPE_CHECKING:
+    from .watching import Event
 
 
 @click.command("watch")
@@ -46,6 +49,7 @@ from ...home import Home
     "--state", metavar="DIR", type=click.Path(path_type=Path), help="Where to remember.  [default: 'watch' in the home]"
 )
 @options.staging
+@click.option("--json", "as_json", is_flag=True, help="One JSON document a line instead of text.")
 @options.home
 @options.socket
 def watch(
@@ -54,6 +58,7 @@ def watch(
     exclude: tuple[str, ...],
     state: Path | None,
     staging: Path | None,
+    as_json: bool,
     home: Home,
     socket: Path | None,
     **given: Any,
@@ -83,4 +88,8 @@ def watch(
     if state is None:
         home.check()
         state = home.root / "watch"
-    run(settings, socket, state, click.echo)
+    run(settings, socket, state, console.print_json if as_json else _tell)
+
+
+def _tell(event: Event) -> None:
+    click.echo(event.text)

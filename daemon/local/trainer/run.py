@@ -9,11 +9,11 @@ from pathlib import Path
 from ..aio_client import AsyncClient
 from ..client import Client
 from .record import open_record
-from .watching import Options, Say, Watcher
+from .watching import Event, Options, Say, Watcher
 
 
 def run(settings: Options, socket: Path, state: Path, say: Say) -> None:
-    """Watch until SIGTERM or SIGINT, remembering in the folder `state`; `say` gets one line for each event."""
+    """Watch until SIGTERM or SIGINT, remembering in the folder `state`; `say` gets each event."""
     asyncio.run(_watch(settings, socket, state, say))
 
 
@@ -32,7 +32,7 @@ async def _watch(settings: Options, socket: Path, state: Path, say: Say) -> None
     with open_record(state, settings.stream, settings.directory) as record:
         async with AsyncClient(socket) as client:
             watcher = Watcher(settings, client, Client(socket), record, say)
-            say(f"watching {settings.directory} for stream {settings.stream}")
+            say(Event("watching", f"watching {settings.directory} for stream {settings.stream}"))
             watching = asyncio.ensure_future(watcher.run(stop))
             try:
                 await watching

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from ...errors import BadInputError
 from ..aio_client import AsyncClient
@@ -40,7 +40,22 @@ PASSING: Final = (
 )
 """What may be over at the next look; anything else the folder, or this watcher, will not get over."""
 
-Say = Callable[[str], None]
+What = Literal["watching", "waiting", "retrying", "skipped", "published", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a watcher says: `text` for people, the rest for programs."""
+
+    event: What
+    text: str
+    folder: str | None = None
+    version: int | None = None
+    patch_bytes: int | None = None
+    full_bytes: int | None = None
+
+
+Say = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ class Watcher:
         try:
             seen = await asyncio.to_thread(look, self._options.directory, self._options.match, self._options.marker)
         except OSError as error:
-            self._say_once("", f"{self._options.directory} cannot be read: {error.strerror}; looking again")
+            self._say_once("", "retrying", f"{self._options.directory} cannot be read: {error.strerror}; looking again")
             return False
         self._forget_vanished(seen)
         try:
@@ -119,7 +134,7 @@ class Watcher:
                 return True
             await self._publish(ready[0])
         except PASSING as error:
-            self._say_once("", f"{error}; trying again")
+            self._say_once("", "retrying", f"{error}; trying again")
             return False
         self._said.pop("", None)
         return True
@@ -134,7 +149,7 @@ class Watcher:
             return False
         lack = await asyncio.to_thread(missing, sight.path)
         if lack is not None:
-            self._say_once(sight.name, f"waiting for {sight.name}: {lack}")
+            self._say_once(sight.name, "waiting", f"waiting for {sight.name}: {lack}")
         return lack is None
 
     def _skip_older(self, ready: list[Sight]) -> bool:
@@ -146,7 +161,7 @@ class Watcher:
         for sight in ready[: whole[-1]]:
             why = f"a newer one, {newest.name}, is ready"
             self._record.finish(sight.name, Done(stamp=sight.stamp, outcome="skipped", why=why))
-            self._say(f"skipped {sight.name}: {why}")
+            self._say(Event("skipped", f"skipped {sight.name}: {why}", sight.name))
         return True
 
     def _forget_vanished(self, seen: list[Sight]) -> None:
@@ -165,7 +180,8 @@ class Watcher:
                 if version.label == begun.label and (version.epoch, version.version) > begun.after:
                     done = Done(stamp=sight.stamp, outcome="published", version=version.version)
                     self._record.finish(sight.name, done)
-                    self._say(f"{sight.name} was published before, as version {version.version}")
+                    text = f"{sight.name} was published before, as version {version.version}"
+                    self._say(Event("published", text, sight.name, version.version))
                     return
         else:
             after = (versions[0].epoch, versions[0].version) if versions else (0, 0)
@@ -175,7 +191,7 @@ class Watcher:
                 result = await self._client.publish(folder, stream=self._options.stream, label=label)
         except (BadSourceError, BadInputError) as error:
             self._record.finish(sight.name, Done(stamp=sight.stamp, outcome="refused", why=str(error)))
-            self._say(f"refused {sight.name}: {error}")
+            self._say(Event("refused", f"refused {sight.name}: {error}", sight.name))
             return
         self._note_published(sight.name, sight.stamp, result)
 
@@ -209,11 +225,12 @@ class Watcher:
 
     def _note_published(self, name: str, stamp: str, result: PublishResult) -> None:
         self._record.finish(name, Done(stamp=stamp, outcome="published", version=result.version))
-        size = f"{result.patch_bytes / 1e6:.3f} MB of {result.full_bytes / 1e6:.3f} MB"
-        self._say(f"published {name} as version {result.version}: {size}")
+        patch, full = result.patch_bytes, result.full_bytes
+        text = f"published {name} as version {result.version}: {patch / 1e6:.3f} MB of {full / 1e6:.3f} MB"
+        self._say(Event("published", text, name, result.version, patch, full))
 
-    def _say_once(self, about: str, text: str) -> None:
+    def _say_once(self, about: str, event: What, text: str) -> None:
         """Say what holds on only when it changes."""
         if self._said.get(about) != text:
             self._said[about] = text
-            self._say(text)
+            self._say(Event(event, text, about or None))

@@ -26,8 +26,13 @@ class Watch:
         self.directory = root / "out"
         self.directory.mkdir()
         self.said = []
+        self.events = []
         self.now = 0.0
         self.made = 0
+
+    def hear(self, event):
+        self.events.append(event)
+        self.said.append(event.text)
 
     def checkpoint(self, name, *, marked=True, time=None, **options):
         """A folder as a trainer makes it; each is a second younger than the one before."""
@@ -44,7 +49,7 @@ class Watch:
         settings = Options(directory=self.directory, stream=STREAM, staging=self.root / "staging", **options)
         with open_record(self.root / "state", STREAM, self.directory) as record:
             async with AsyncClient(self.head.socket) as client:
-                watcher = Watcher(settings, client, self.head.client, record, self.said.append, lambda: self.now)
+                watcher = Watcher(settings, client, self.head.client, record, self.hear, lambda: self.now)
                 did = True
                 while did if looks is None else looks:
                     did = await watcher.step()
@@ -69,6 +74,12 @@ async def test_marked_folders_are_published_oldest_first(watch, head):
         "published step_10 as version 2",
         "published step_2 as version 3",
     ]
+    assert [(each.event, each.folder, each.version) for each in watch.events] == [
+        ("published", "step_9", 1),
+        ("published", "step_10", 2),
+        ("published", "step_2", 3),
+    ]
+    assert all(0 < each.patch_bytes <= each.full_bytes for each in watch.events), "what a program is told besides"
 
 
 async def test_a_restart_publishes_nothing_twice(watch, head):

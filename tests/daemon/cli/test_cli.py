@@ -1,165 +1,32 @@
 """What the commands print, where, and with which exit code; what a daemon does is tested with real ones."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
-from daemon.nodes import free_port, make_head
+from daemon.cli.fakes import FOLLOWING
+from daemon.nodes import free_port
 
-from patchswarm.daemon import cli, exits
+from patchswarm.daemon import cli, console, exits
 from patchswarm.daemon.config import Config
 from patchswarm.daemon.errors import BadInputError, DaemonError, InUseError
 from patchswarm.daemon.exits import Exit
 from patchswarm.daemon.fleet import enrol
 from patchswarm.daemon.home import Home
-from patchswarm.daemon.local import client as client_module
 from patchswarm.daemon.local.errors import UnknownStreamError
-from patchswarm.daemon.local.model import (
-    HeadInfo,
-    LastError,
-    NodeStatus,
-    PeerHead,
-    PeerStatus,
-    Progress,
-    PublishProgress,
-    PublishResult,
-    StreamState,
-    StreamStatus,
-    VersionInfo,
-)
+from patchswarm.daemon.local.model import Progress
 from patchswarm.protocol.join import decode_token
-
-VERSION = VersionInfo(
-    stream="qwen",
-    epoch=0,
-    version=7,
-    label="step 700",
-    manifest="ab" * 32,
-    size_bytes=95_000_000,
-    proven=True,
-    path="/slots/qwen/v7",
-    committed_at=1_700_000_000.0,
-)
-FOLLOWING = StreamStatus(
-    stream="qwen",
-    state=StreamState.FETCHING,
-    current=VERSION,
-    head=HeadInfo(epoch=0, version=9, manifest="cd" * 32),
-    lag=2,
-    lag_s=3.4,
-    proven=True,
-    progress=Progress(version=9, stage="fetch", done_bytes=25, total_bytes=100),
-    last_error=LastError(at=1.0, detail="no peer had chunk 4"),
-)
-WAITING = StreamStatus(stream="tiny", state=StreamState.WAITING)
-PEER = PeerStatus(
-    node="ee" * 32,
-    site="eu-west/b",
-    addresses=["10.0.0.7:7340"],
-    connected=True,
-    rtt_ms=81.25,
-    down_bytes_per_s=2.5 * 2**20,
-    lanes=3,
-    heads=[PeerHead(stream="qwen", epoch=0, version=9)],
-)
-AWAY = PeerStatus(node="ff" * 32, site="", addresses=[], connected=False)
-RESULT = PublishResult(
-    stream="qwen",
-    epoch=0,
-    version=8,
-    label="step 800",
-    manifest="cd" * 32,
-    changed_fraction=0.00261,
-    changed_elements=123_456,
-    full_bytes=95_000_000,
-    patch_bytes=245_000,
-    ratio=387.8,
-    chunks=24,
-    seconds={"read": 0.12, "encode": 0.345},
-)
-
-
-class FakeClient:
-    """Answers as a daemon would, and notes what it was asked."""
-
-    def __init__(self):
-        self.socket = None
-        self.asked = {}
-        self.failure = None
-
-    def __call__(self, socket):
-        self.socket = Path(socket)
-        return self
-
-    def _answer(self, value):
-        if self.failure is not None:
-            raise self.failure
-        return value
-
-    def streams(self):
-        return self._answer([FOLLOWING, WAITING])
-
-    def peers(self):
-        return self._answer([PEER, AWAY])
-
-    def node(self):
-        return self._answer(
-            NodeStatus(node="ab" * 32, site="us/a", certificate_ends_at=2e9, problems=["clock is slow"])
-        )
-
-    def versions(self, stream):
-        return self._answer([VERSION] if stream == "qwen" else [])
-
-    def publish(self, directory, *, progress, **options):
-        self.asked = {"directory": directory, **options}
-        for stage in ("read", "encode"):
-            for done in (0, 50, 100):
-                progress(PublishProgress(stage=stage, done_bytes=done, total_bytes=100))
-        return self._answer(RESULT)
-
-    def pull(self, stream, out, *, progress, **options):
-        self.asked = {"stream": stream, "out": out, **options}
-        progress(50, 100)
-        return self._answer(VERSION)
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    fake = FakeClient()
-    monkeypatch.setattr(client_module, "Client", fake)
-    return fake
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory):
-    return make_head(tmp_path_factory.mktemp("cli") / "head")
-
-
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("PATCHSWARM_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def run(head):
-    def run(*arguments, code=Exit.OK, home=head.home.root, **options):
-        home_option = [] if home is None else ["--home", str(home)]
-        result = CliRunner().invoke(cli.main, [*map(str, arguments), *home_option], **options)
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        assert "Traceback" not in result.output
-        return result
-
-    return run
-
 
 # -- init, join, invite ----------------------------------------------------------------------------------------------
 
@@ -256,7 +123,8 @@ def test_invites_are_listed_and_withdrawn(run):
 def test_join_takes_the_token_where_it_is_safest(run, tmp_path, monkeypatch, how):
     seen = []
 
-    async def join(token, home, **options):
+    async def join(token, home, *, told, **options):
+        told("looking for the head")
         seen.append((token.strip(), options))
         raise BadInputError("far enough")
 
@@ -285,8 +153,7 @@ def test_publish_prints_the_version_and_what_it_cost(run, fake, tmp_path):
         "  patch    239 KiB of 90.6 MiB, 387.8x smaller",
         "  seconds  read 0.12, encode 0.34",
     ]
-    stages = [line.split()[-1] for line in result.stderr.splitlines()]
-    assert stages == ["read", "encode"]  # one line each where there is no terminal
+    assert result.stderr == "", "no bars where there is no terminal"
 
 
 def test_publish_quietly_prints_the_number_only(run, fake, tmp_path):
@@ -314,6 +181,30 @@ def test_pull_says_what_came_and_where_it_is(run, fake, tmp_path):
     assert run("pull", "--stream", "qwen", "--out", tmp_path / "out", "-q").stdout == "7\n"
     told = json.loads(run("pull", "--stream", "qwen", "--out", tmp_path / "out", "--json").stdout)
     assert told["version"]["manifest"] == "ab" * 32
+
+
+def test_verify_shows_what_the_daemon_says_of_its_progress_to_whoever_looks_on(run, fake, monkeypatch):
+    shown, asked = [], threading.Event()
+
+    @contextlib.contextmanager
+    def progress(*, quiet):
+        assert not quiet
+        yield lambda *seen: (shown.append(seen), asked.set())
+
+    def status(stream):
+        verifying = Progress(version=7, stage="verify", done_bytes=25, total_bytes=100)
+        return msgspec.structs.replace(FOLLOWING, progress=verifying)
+
+    verify = fake.verify
+    monkeypatch.setattr(console, "is_watched", lambda *, quiet: not quiet)
+    monkeypatch.setattr(console, "progress", progress)
+    fake.status = status
+    fake.verify = lambda *given, **options: (asked.wait(30), verify(*given, **options))[1]
+    assert "/slots/qwen/v7" in run("verify", "--stream", "qwen").stdout
+    assert set(shown) == {("verify", 25, 100)}
+    shown.clear()
+    run("verify", "--stream", "qwen", "--json")
+    assert shown == []
 
 
 def test_status_shows_streams_errors_and_peers(run, fake):

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -19,11 +20,11 @@ print("done")
 """
 
 
-def on_a_terminal(*arguments):
+def on_a_terminal(*arguments, code=SHOW):
     """Standard error of a program that shows progress there, standard error being a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", SHOW, *arguments],
+        [sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
         stderr=theirs,
         text=True,
@@ -57,13 +58,44 @@ def test_quiet_shows_nothing_on_a_terminal_either():
     assert on_a_terminal("quiet") == ""
 
 
-def test_stages_are_one_line_each_elsewhere(capsys):
-    with console.progress(quiet=False) as show:
-        for done in (0, 1, 2):
-            show("read", done, 2)
-        show("encode", 0, 0)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[-1] for line in lines] == ["read", "encode"]
+def test_elsewhere_nothing_is_shown(capsys):
+    with console.progress(quiet=False) as show, console.steps(quiet=False) as told:
+        show("read", 1, 2)
+        told("dialling")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_rates_and_the_time_that_is_left_are_shown():
+    code = """
+import time
+from patchswarm.daemon import console
+with console.progress(quiet=False) as show:
+    show("read", 0, 4 << 20)
+    for mib in (1, 2, 3):
+        time.sleep(0.2)
+        show("read", mib << 20, 4 << 20)
+    time.sleep(0.2)
+print("done")
+"""
+    shown = on_a_terminal(code=code)
+    assert "MiB" in shown
+    assert "MiB/s" in shown
+    assert re.search(r"(?<!\d)00:0\d", shown), "minutes and seconds that are left"
+
+
+def test_steps_that_cannot_be_measured_are_named_on_a_terminal():
+    code = """
+import time
+from patchswarm.daemon import console
+with console.steps(quiet=False) as told:
+    for step in ("looking for the head", "enrolling"):
+        told(step)
+        time.sleep(0.3)
+print("done")
+"""
+    shown = on_a_terminal(code=code)
+    assert "looking for the head" in shown
+    assert "enrolling" in shown
 
 
 def test_columns_align_and_are_never_cut(capsys):
