@@ -27,12 +27,13 @@ from ..protocol.manifest import Header, Opening, OpeningPart, Route, Subject, Tr
 from ..protocol.messages import ObjectKind
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.base import BaseSource
-from ..storage.diff import Diff, DiffResult, DiffStoppedError, Made, Parent
+from ..storage.diff import Diff, DiffResult, DiffStoppedError, Made
 from ..storage.errors import BaseDiffersError, SlotGoneError, StorageError
 from ..storage.files import Files
 from ..storage.held import HeldSlot
 from ..storage.slots import Slot
 from ..storage.space import Reservation
+from ..storage.trust import Parent
 from .config import Stream
 from .desk import Desk, Signed, signed
 from .making import MAX_CHUNK_BYTES, MIN_JOB_BYTES

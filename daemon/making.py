@@ -36,9 +36,10 @@ from ..protocol.roster import build_roster
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.building import Building
 from ..storage.checkpoint import Source
-from ..storage.diff import Diff, DiffResult, Parent
+from ..storage.diff import Diff, DiffResult
 from ..storage.errors import SlotsBusyError, StorageError
 from ..storage.slots import Slot
+from ..storage.trust import Parent
 from .desk import Desk, Signed, signed
 from .pages import Pages
 from .replica import Replica
@@ -58,7 +59,10 @@ FIRST_PATCH_SHARE: Final = 1 / 150
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is to be made. `parent` is None when the version goes out whole. If `streamed`, peers fetch meanwhile."""
+    """What is to be made. `parent` is None when the version goes out whole. If `streamed`, peers fetch meanwhile.
+
+    `parent_checks` are those that the making of the parent gave, empty when it was made elsewhere or before a restart.
+    """
 
     stream: str
     epoch: int
@@ -68,6 +72,7 @@ class Draft:
     key: bytes
     source: Source
     parent: Slot | None
+    parent_checks: bytes
     streamed: bool
 
 
@@ -83,6 +88,8 @@ class Published:
     chunks: int
     seconds: dict[str, float]
     """By stage, summed over threads; `total` and `commit` on the wall."""
+    checks: bytes
+    """Of its blocks, for the making of the next version."""
 
 
 class Making:
@@ -193,7 +200,7 @@ class Making:
                 parent = None
                 if draft.parent is not None:
                     files = stack.enter_context(self._replica.slots.hold(draft.parent))
-                    parent = Parent(files, await asyncio.to_thread(self._parent_digests))
+                    parent = Parent(files, await asyncio.to_thread(self._parent_digests), draft.parent_checks)
                 job_bytes, chunk_bytes = self._sizes()
                 diff = self._diff = Diff(
                     draft.source,
@@ -367,4 +374,5 @@ class Making:
             found.changed,
             len(found.chunks),
             found.seconds | self._seconds,
+            bytes(found.checks),
         )

@@ -50,6 +50,8 @@ class Publisher:
         self._replica = replica
         self._make_way = make_way
         self._busy: set[str] = set()
+        self._checks: dict[str, tuple[bytes, bytes]] = {}
+        """By stream: the version that was made last, and its blocks' checks (see `storage.trust`)."""
 
     async def publish(
         self,
@@ -88,6 +90,7 @@ class Publisher:
                 self._begin_stream(stream, key)
                 replica = self._replica(stream)
                 async with replica.building_lock:
+                    parent = self._parent(stream, replica)
                     draft = Draft(
                         stream,
                         self._desk.fleet.swarm.gossip.streams[stream].epoch,
@@ -96,11 +99,13 @@ class Publisher:
                         secrets.token_bytes(16),
                         secrets.token_bytes(32),
                         source,
-                        self._parent(stream, replica),
+                        parent,
+                        self._checks_of(stream, parent),
                         streamed,
                     )
                     making = Making(self._desk, draft, replica, key, progress, partial(self._make_way, stream))
                     made = await making.run(register_only=register_only)
+                    self._checks[stream] = made.slot.manifest, made.checks
             if register_only:
                 # Skips from the base are made later, from these files.
                 self._desk.catalog.put(base_setting(made.slot.manifest), os.fsencode(directory))
@@ -204,6 +209,10 @@ class Publisher:
             assert self._identity.ca_key is not None
             record = StreamRecord(stream, _FIRST_EPOCH, key.public_key().public_bytes_raw())
             self._desk.announce([signed(ObjectKind.STREAM, record, self._identity.ca_key)])
+
+    def _checks_of(self, stream: str, parent: Slot | None) -> bytes:
+        made, checks = self._checks.get(stream, (b"", b""))
+        return checks if parent is not None and parent.manifest == made else b""
 
     def _parent(self, stream: str, replica: Replica) -> Slot | None:
         """The slot that holds the newest version, or None: then the next one goes out whole."""

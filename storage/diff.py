@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
+from blake3 import blake3
 
 from ..protocol.codec.chunk import CodecOptions, EncodedChunk, Span, encode_spans
 from ..protocol.elements import Kind, width_bytes
@@ -28,7 +29,8 @@ from .chunks import ChunkStore
 from .errors import StorageError
 from .mapped import Bytes, RegionTable
 from .scratch import STRADDLE, Scratch
-from .verify import DIGEST_BYTES
+from .trust import CHECK_BYTES, Checker, Parent, Trust
+from .verify import DIGEST_BYTES, PIECE_BYTES
 
 MAX_CONTENTS: Final = 4 * 1024 * 1024
 """Most bytes of contents in one chunk."""
@@ -48,34 +50,11 @@ class NewBytes(Protocol):
     def layout(self) -> Layout:
         """Its layout."""
 
-    def read(self, file: int, offset: int, size: int) -> Bytes:
-        """`size` bytes of a file in a fresh array."""
+    def read_into(self, file: int, offset: int, out: Bytes) -> None:
+        """Fill `out`, contiguous uint8, with bytes of a file."""
 
     def check_unchanged(self) -> None:
         """Raise SourceChangedError unless the files are still what they were."""
-
-
-class OldBytes(Protocol):
-    """The version to compare with: a slot that is held, or a local base."""
-
-    @property
-    def layout(self) -> Layout:
-        """Its layout."""
-
-    @property
-    def table(self) -> RegionTable:
-        """Its regions."""
-
-    def view(self, file: int, offset: int, size: int) -> Bytes:
-        """Bytes of a file, not to be written to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """The version to compare with: its files, and its digest table to check them against (empty: unchecked)."""
-
-    files: OldBytes
-    digests: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +71,8 @@ class DiffResult:
     """What a pass found. `seconds` are summed over threads, by stage."""
 
     digests: bytearray
+    checks: bytearray = field(default_factory=bytearray)
+    """Of every block, for the pass to which this version is the parent."""
     elements: int = 0
     changed: int = 0
     chunks: list[Made] = field(default_factory=list)
@@ -137,7 +118,6 @@ class Diff:
     ) -> None:
         self.stop = threading.Event()
         self._source = source
-        self._parent = parent
         self._building = building
         self._store = store
         self._seal = seal
@@ -154,11 +134,12 @@ class Diff:
         self._table = RegionTable(source.layout)
         self._kinds = [region.kind for file in source.layout.files for region in file.regions]
         self._match = match_regions(parent.files.layout, source.layout) if parent else None
-        self._first_block = _first_blocks(parent.files.layout) if parent else []
-        self._trusted: dict[int, bool] = {}
+        self._trust = Trust(parent) if parent else None
+        self._rooms = threading.local()
         self._lock = threading.Lock()
         self._ordinals = itertools.count()
-        self._result = DiffResult(bytearray(DIGEST_BYTES * sum(1 for _ in source.layout.blocks())))
+        blocks = sum(1 for _ in source.layout.blocks())
+        self._result = DiffResult(bytearray(DIGEST_BYTES * blocks), bytearray(CHECK_BYTES * blocks))
 
     def run(self) -> DiffResult:
         """Do the whole pass. Raises SourceChangedError, NoSpaceError, DiffStoppedError and what the store raises."""
@@ -178,6 +159,7 @@ class Diff:
                     future.cancel()
                 raise
         self._source.check_unchanged()
+        self._result.distrusted_blocks = self._trust.broken_blocks if self._trust else 0
         self._result.chunks.sort(key=lambda made: made.ordinal)
         return self._result
 
@@ -185,12 +167,9 @@ class Diff:
         if self.stop.is_set():
             raise DiffStoppedError("the publish was stopped")
         clock = _Clock()
-        read = [self._read(block) for block in blocks]
-        clock.lap("read")
-        for block, data in zip(blocks, read, strict=True):
-            at = block.number * DIGEST_BYTES
-            self._result.digests[at : at + DIGEST_BYTES] = digest(data[: block.size].data)
-        clock.lap("hash")
+        read = []
+        for block, room in zip(blocks, self._room(), strict=False):
+            read.append(self._read(block, room, clock))
         spans = [
             span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data, whole=False)
         ]
@@ -215,6 +194,13 @@ class Diff:
             self._result.elements += sum(_elements(span) for span in spans)
         self._advanced(sum(block.size for block in blocks))
 
+    def _room(self) -> Sequence[Bytes]:
+        """Memory for the blocks of one job, of this thread alone: what is mapped once is not cleared for each job."""
+        if not hasattr(self._rooms, "blocks"):
+            self._rooms.blocks = [np.empty(BLOCK_BYTES + STRADDLE, np.uint8) for _ in range(self._job_blocks)]
+        found: Sequence[Bytes] = self._rooms.blocks
+        return found
+
     def _scratch(self, blocks: Sequence[_Block], read: Sequence[Bytes], spans: Sequence[Span]) -> Scratch:
         scratch = Scratch([(block.file, block.offset, block.size) for block in blocks], self._table)
         for block, data in zip(blocks, read, strict=True):
@@ -232,9 +218,7 @@ class Diff:
         """Whether the chunks, applied, lead to the new bytes; each span is compared, so that no job needs another."""
         fits = all(into.try_apply(chunk.data) for chunk in chunks)
         clock.lap("apply")
-        leads = fits and all(
-            np.array_equal(into.region(span.region, span.offset, len(span.new)), span.new) for span in spans
-        )
+        leads = fits and all(_equal(into.region(span.region, span.offset, len(span.new)), span.new) for span in spans)
         clock.lap("compare")
         return leads
 
@@ -258,10 +242,26 @@ class Diff:
         with self._lock:
             return [made.name for made in self._result.chunks]
 
-    def _read(self, block: _Block) -> Bytes:
-        """The block, and up to 8 bytes more, so that an element that straddles its end is whole."""
+    def _read(self, block: _Block, room: Bytes, clock: _Clock) -> Bytes:
+        """The block, and up to 8 bytes more, so that an element that straddles its end is whole.
+
+        What is hashed was just read, and is in the core's own cache still.
+        """
         size = min(block.size + STRADDLE, self._layout.files[block.file].size - block.offset)
-        return self._source.read(block.file, block.offset, size)
+        hasher, checker = blake3(), Checker()
+        for at in range(0, size, PIECE_BYTES):
+            piece = room[at : min(at + PIECE_BYTES, size)]
+            self._source.read_into(block.file, block.offset + at, piece)
+            clock.lap("read")
+            own = piece[: block.size - at].data
+            hasher.update(own)
+            checker.update(own)
+            clock.lap("hash")
+        at = block.number * DIGEST_BYTES
+        self._result.digests[at : at + DIGEST_BYTES] = hasher.digest()
+        at = block.number * CHECK_BYTES
+        self._result.checks[at : at + CHECK_BYTES] = checker.digest()
+        return room[:size]
 
     def _spans(self, block: _Block, data: Bytes, *, whole: bool) -> Iterator[Span]:
         """The regions' elements that begin in `block`, beside the parent's bytes unless those are not to be trusted."""
@@ -293,29 +293,19 @@ class Diff:
         return range(int(low) + first, int(low) + last)
 
     def _old(self, region: int, offset: int, size: int) -> Bytes | None:
-        if self._parent is None or self._match is None or self._match[region] < 0:
+        if self._trust is None or self._match is None or self._match[region] < 0:
             return None
-        files = self._parent.files
+        files = self._trust.parent.files
         file, at = files.table.place(self._match[region], offset, size)
-        if self._parent.digests:
-            for index in range(at // BLOCK_BYTES, (at + size - 1) // BLOCK_BYTES + 1):
-                if not self._trusts(self._parent, file, index):
-                    return None
-        return files.view(file, at, size)
+        return files.view(file, at, size) if self._trust.holds(file, at, size) else None
 
-    def _trusts(self, parent: Parent, file: int, index: int) -> bool:
-        """Whether one block of the parent hashes to its own digest; looked at once per pass."""
-        number = self._first_block[file] + index
-        known = self._trusted.get(number)
-        if known is None:
-            offset = index * BLOCK_BYTES
-            size = min(BLOCK_BYTES, parent.files.layout.files[file].size - offset)
-            found = digest(parent.files.view(file, offset, size).data)
-            known = found == parent.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-            with self._lock:
-                self._trusted[number] = known
-                self._result.distrusted_blocks += not known
-        return known
+
+def _equal(one: Bytes, other: Bytes) -> bool:
+    """Whether two arrays of the same length hold the same bytes; eight at a time, which leaves less to write down."""
+    whole = len(one) // 8 * 8
+    return np.array_equal(one[:whole].view(np.uint64), other[:whole].view(np.uint64)) and np.array_equal(
+        one[whole:], other[whole:]
+    )
 
 
 def _be_nice() -> None:
@@ -339,12 +329,6 @@ class _Clock:
 def _elements(span: Span) -> int:
     packed = 2 if span.kind in (Kind.F4, Kind.I4) else 1
     return len(span.new) // width_bytes(span.kind) * packed
-
-
-def _first_blocks(layout: Layout) -> list[int]:
-    """For each file, the number of its first block in the digest table."""
-    counts = [-(-file.size // BLOCK_BYTES) for file in layout.files]
-    return [0, *itertools.accumulate(counts)][: len(counts)]
 
 
 def _reap(running: set[Future[None]]) -> set[Future[None]]:

@@ -19,9 +19,9 @@ class HeldSlot:
         """Its layout."""
         return self._files.layout
 
-    def read(self, file: int, offset: int, size: int) -> Bytes:
-        """`size` bytes of a file in a fresh array."""
-        return np.array(self._files.view(file, offset, size))
+    def read_into(self, file: int, offset: int, out: Bytes) -> None:
+        """Fill `out` with bytes of a file."""
+        np.copyto(out, self._files.view(file, offset, len(out)))
 
     def check_unchanged(self) -> None:
         """Nothing can have changed."""

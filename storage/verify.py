@@ -8,16 +8,23 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
+import numpy as np
+from blake3 import blake3
+
 from ..protocol.ids import digest
 from ..protocol.layout import Layout
 from .errors import StorageError
+from .mapped import Bytes
 from .rebuild import ByteSource
 
 DIGEST_BYTES: Final = 32
 RUN_BLOCKS: Final = 16  # for one thread in one go
 
-
 _LEAD_RUNS: Final = 64
+PIECE_BYTES: Final = 1 << 19
+"""What is hashed in one go: a core's own cache holds it."""
+
+_LINE_BYTES: Final = 64
 
 Block = tuple[int, int, int]
 """File, offset, size."""
@@ -25,6 +32,20 @@ Block = tuple[int, int, int]
 Hash = Callable[[Sequence[Block]], list[bytes]]
 Spread = Callable[[Hash, Iterable[Sequence[Block]]], Iterable[list[bytes]]]
 """`map`, over threads or not."""
+
+
+def block_digest(data: Bytes) -> bytes:
+    """BLAKE3 of contiguous uint8 that come from memory: 32 bytes.
+
+    BLAKE3 reads sixteen places a kilobyte apart at once, which no processor's prefetching follows. Each piece is looked
+    through from one end to the other first, and is in the cache then.
+    """
+    hasher = blake3()
+    for at in range(0, len(data), PIECE_BYTES):
+        piece = data[at : at + PIECE_BYTES]
+        np.count_nonzero(piece[::_LINE_BYTES])
+        hasher.update(piece.data)
+    return hasher.digest()
 
 
 @contextmanager
@@ -83,7 +104,7 @@ def good_block(name: bytes, number: int, sources: Iterable[Callable[[int], bytes
 def _digests(source: ByteSource, blocks: Iterator[Block], spread: Spread) -> Iterator[bytes]:
     def hash_run(run: Sequence[Block]) -> list[bytes]:
         # One block at a time: foreign sources read each into memory of its own.
-        return [digest(source.read(*block).data) for block in run]
+        return [block_digest(source.read(*block)) for block in run]
 
     while runs := [run for _ in range(_LEAD_RUNS) if (run := list(islice(blocks, RUN_BLOCKS)))]:
         for found in spread(hash_run, runs):

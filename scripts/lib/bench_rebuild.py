@@ -32,8 +32,9 @@ from patchswarm.storage.building import Building
 from patchswarm.storage.catalog import Catalog
 from patchswarm.storage.checkpoint import scan
 from patchswarm.storage.chunks import ChunkStore
-from patchswarm.storage.diff import Diff, Parent
+from patchswarm.storage.diff import Diff, DiffResult
 from patchswarm.storage.slots import StreamSlots
+from patchswarm.storage.trust import Parent
 
 SHARDS = 8
 STREAM = "bench"
@@ -114,7 +115,7 @@ class Node:
             start = time.perf_counter()
             building = self.slots.begin(source.layout, current)
 
-            def run(parent: Parent | None) -> bytes:
+            def run(parent: Parent | None) -> DiffResult:
                 diff = Diff(
                     source,
                     parent,
@@ -128,21 +129,22 @@ class Node:
                     chunk_bytes=BLOCK_BYTES,
                     threads=threads,
                 )
-                return bytes(diff.run().digests)
+                return diff.run()
 
             if current is None:
-                digests = run(None)
+                found = run(None)
             else:
                 with self.slots.hold(current) as files:
-                    digests = run(Parent(files, self.digests))
+                    found = run(Parent(files, self.digests, self._checks))
             building.commit(1, version, manifest(version), "", proven=True)
             seconds = time.perf_counter() - start
-        self.digests = digests
+        self.digests, self._checks = bytes(found.digests), bytes(found.checks)
         for name in self.store.names():
             self.store.remove(name)
-        return seconds, [contents[ordinal] for ordinal in sorted(contents)], digests
+        return seconds, [contents[ordinal] for ordinal in sorted(contents)], self.digests
 
     digests = b""
+    _checks = b""
 
     def twin(self, old: int, new: int, chunks: Sequence[bytes], threads: int) -> float:
         """Bring the slot behind to the committed version: seconds."""

@@ -7,8 +7,9 @@ from support.streams import Stream, manifest_of, model, safetensors_bytes
 from patchswarm.protocol.codec.chunk import CodecOptions
 from patchswarm.protocol.layout import BLOCK_BYTES
 from patchswarm.storage.chunks import ChunkStore
-from patchswarm.storage.diff import Diff, DiffStoppedError, Parent
+from patchswarm.storage.diff import Diff, DiffStoppedError
 from patchswarm.storage.errors import SourceChangedError
+from patchswarm.storage.trust import Checker, Parent
 from patchswarm.storage.verify import block_digests
 
 
@@ -40,13 +41,18 @@ class Head:
             **options,
         )
 
-    def publish(self, *, digests=None, **options):
+    def checks(self):
+        """What the pass that made version 1 would have noted."""
+        source = self.stream.source(1)
+        return b"".join(Checker(source.read(*block).data).digest() for block in source.layout.blocks())
+
+    def publish(self, *, digests=None, checks=b"", **options):
         """Run a pass into the spare slot, and commit it."""
         slots = self.stream.slots
         held = slots.find(manifest_of(1))
         building = slots.begin(self.stream.source(2).layout, held)
         with slots.hold(held) as files:
-            parent = Parent(files, self.digests if digests is None else digests)
+            parent = Parent(files, self.digests if digests is None else digests, checks)
             found = self.diff(parent, building, **options).run()
         return found, building.commit(1, 2, manifest_of(2), "", proven=True)
 
@@ -97,6 +103,23 @@ def test_a_step_leads_every_reader_to_the_trainers_bytes(head, tmp_path):
     assert head.advanced == head.stream.source(2).layout.size
 
 
+def test_what_a_pass_noted_vouches_for_its_version_without_the_digests(head):
+    found, _ = head.publish(checks=head.checks(), digests=bytes(len(head.digests)))
+    assert found.distrusted_blocks == 0
+    source = head.stream.source(2)
+    blocks = [source.read(*block).data for block in source.layout.blocks()]
+    assert bytes(found.checks) == b"".join(Checker(block).digest() for block in blocks)
+
+
+@pytest.mark.parametrize("offset", [5, 60_001])
+def test_checks_that_are_not_of_this_version_leave_it_to_the_digests(head, tmp_path, offset):
+    flip(files_of_slot(head.stream.slots, twin=False), offset)
+    found, slot = head.publish(checks=bytes(7))
+    assert found.distrusted_blocks == 1
+    assert head.stream.holds(slot, 2)
+    assert rebuilt(tmp_path, head)
+
+
 def test_every_size_of_job_and_chunk_leads_there(tmp_path):
     for number, options in enumerate(({"job_bytes": 64 * BLOCK_BYTES}, {"chunk_bytes": 1}, {"threads": 1})):
         head = Head(tmp_path / str(number))
@@ -104,10 +127,11 @@ def test_every_size_of_job_and_chunk_leads_there(tmp_path):
         assert rebuilt(tmp_path / str(number), head)
 
 
+@pytest.mark.parametrize("noted", [False, True], ids=["digests", "checks"])
 @pytest.mark.parametrize("offset", [5, 500, 20_000, 60_001])
-def test_a_flipped_bit_in_the_parent_is_sent_whole_and_published_exactly(head, tmp_path, offset):
+def test_a_flipped_bit_in_the_parent_is_sent_whole_and_published_exactly(head, tmp_path, offset, noted):
     flip(files_of_slot(head.stream.slots, twin=False), offset)
-    found, slot = head.publish()
+    found, slot = head.publish(checks=head.checks() if noted else b"")
     assert found.distrusted_blocks == 1
     assert head.stream.holds(slot, 2)
     count = len(found.chunks)

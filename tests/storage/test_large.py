@@ -12,7 +12,8 @@ from patchswarm.protocol.codec.chunk import CodecOptions
 from patchswarm.protocol.ids import digest
 from patchswarm.storage.checkpoint import scan
 from patchswarm.storage.chunks import ChunkStore
-from patchswarm.storage.diff import Diff, Parent
+from patchswarm.storage.diff import Diff
+from patchswarm.storage.trust import Parent
 
 MANY = 2**31 + 12_345  # elements of one byte
 WIDE = 2**32 + 24_690  # bytes of BF16
