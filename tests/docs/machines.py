@@ -7,6 +7,7 @@
 | `0.0.0.0:7340` | the machine's own address, on loopback |
 | `/checkpoints`, `/backup`, `/dev/shm`, `/tmp/weights` | folders of the test |
 | `TOKEN` | what `patchswarm invite` printed last, on any machine |
+| `NODE` | the head's id |
 | `curl -s` | the same, but an answer that is an error fails |
 """
 
@@ -21,7 +22,7 @@ from local_fleet import COMMAND, clean_environment
 
 from .commands import lines_of
 
-LINE_S = 60
+LINE_S = 120
 
 
 class FailedError(AssertionError):
@@ -71,13 +72,13 @@ class Running:
 
 
 class Machine:
-    """A host with a home and an address. `root` and `tokens` are what all machines of the page share."""
+    """A host with a home and an address. All machines of a page share the folder `root`, and what they `said`."""
 
-    def __init__(self, root, name, addresses, *, tokens=None, env=None):
-        self._tokens = [] if tokens is None else tokens
+    def __init__(self, root, name, addresses, *, said=None, env=None):
+        self._said = {} if said is None else said
         self.home = root / name
         self._root = root
-        self._names = {
+        self._words = {
             "/var/lib/patchswarm": str(self.home),
             "10.0.0.5:7340": addresses["head"],
             "0.0.0.0:7340": addresses[name],
@@ -87,7 +88,7 @@ class Machine:
             "/tmp/weights": str(root / f"{name}-weights"),
             "curl -s ": "curl -sS --fail-with-body ",
         }
-        self._path = re.compile("|".join(re.escape(name) for name in self._names))
+        self._path = re.compile("|".join([r"\b(?:TOKEN|NODE)\b", *map(re.escape, self._words)]))
         self._env = clean_environment() | {
             "PATH": f"{COMMAND.parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(root / f"{name}-user"),
@@ -104,9 +105,7 @@ class Machine:
 
     def here(self, text):
         """The text with this machine's places in it."""
-        return self._path.sub(lambda found: self._names[found[0]], text).replace(
-            "TOKEN", self._tokens[-1] if self._tokens else "TOKEN"
-        )
+        return self._path.sub(lambda found: (self._words | self._said).get(found[0], found[0]), text)
 
     def shell(self, block, until=""):
         """Run a block of shell, line after line. A line that ends in & goes on in the background once it is ready.
@@ -124,7 +123,9 @@ class Machine:
             else:
                 printed = self._done(["bash", "-eo", "pipefail", "-c", line], f"{block}: {line}")
                 if line.startswith("patchswarm invite"):
-                    self._tokens.append(printed.strip())
+                    self._said["TOKEN"] = printed.strip()
+                if line.startswith("patchswarm init"):
+                    self._said["NODE"] = printed.split()[1]
 
     def python(self, block):
         """Run a block of Python; what it printed."""

@@ -13,7 +13,7 @@ from patchswarm.daemon.home import Home
 
 from .commands import CHECKS, FOREIGN, WrongError, check_line, check_mention, check_name, commands_of, lines_of
 from .markdown import ROOT, Block, Page, pages
-from .plan import EXAMPLES, SHELL, Read, plan_of
+from .plan import EXAMPLES, SHELL, TALES, WALKS, Read, Run, plan_of
 
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in page.blocks]
@@ -61,6 +61,12 @@ def test_the_plan_names_only_what_is_there():
             assert sum(text.startswith(start) for text in texts) == 1, f"{page}: {start!r} begins not one block"
     with_code = {block.page for block in BLOCKS if block.language in {"sh", "python"}}
     assert with_code >= EXAMPLES
+
+
+def test_what_is_to_be_run_is_on_a_page_that_a_test_runs():
+    for page, entries in SHELL.items():
+        if any(isinstance(what, Run) for what in entries.values()):
+            assert page in {*WALKS, *TALES, *EXAMPLES}
 
 
 def test_what_is_only_read_says_why_and_which_test_runs_it():

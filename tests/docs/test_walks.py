@@ -17,8 +17,8 @@ def test_the_page_leads_from_nothing_to_a_pull_that_is_the_trainers_bytes(name, 
     truth = files_of(write(root / "checkpoints" / "step-4200", tensors))
     write(root / "checkpoints" / "step-4201", stepped(tensors, np.random.default_rng(1)))
     addresses = {machine: f"127.0.0.1:{free_port()}" for machine in ("head", "rollout")}
-    tokens: list[str] = []
-    machines = {machine: Machine(root, machine, addresses, tokens=tokens) for machine in addresses}
+    said: dict[str, str] = {}
+    machines = {machine: Machine(root, machine, addresses, said=said) for machine in addresses}
     try:
         for block in Page(name).blocks:
             if block.language in {"sh", "python"} and isinstance(run := plan_of(block), Run):
