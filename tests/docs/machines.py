@@ -11,6 +11,7 @@
 | `curl -s` | the same, but an answer that is an error fails |
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -100,8 +101,9 @@ class Machine:
 
     def close(self):
         """End what was left running in the background."""
-        while self._running:
-            self._running.pop().stop()
+        with contextlib.ExitStack() as all_of_them:
+            while self._running:
+                all_of_them.callback(self._running.pop().stop)
 
     def here(self, text):
         """The text with this machine's places in it."""

@@ -21,6 +21,26 @@ def test_an_endpoint_has_its_line(endpoint):
     assert re.search(re.escape(path.removeprefix("/v1/streams/{stream}") or path) + r"[`?, ]", text)
 
 
+def measured():
+    """Rows of the README's table of figures: each figure, and the page that the row links to."""
+    table = Page("README.md").path.read_text().partition("## Measured")[2].partition("\n\n## ")[0]
+    for row in table.splitlines():
+        if link := re.search(r"\((docs/\w+\.md)\)", row):
+            if not row.startswith("| "):
+                continue
+            figures = re.findall(r"(?<![\w.-])\d+\.\d+|\b\d+x", " ".join(row.split(" | ")[1:3]))
+            yield from ((link[1], figure) for figure in figures)
+
+
+@pytest.mark.parametrize(("page", "figure"), [*measured()])
+def test_a_figure_in_the_readme_stands_on_the_page_that_it_comes_from(page, figure):
+    assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", (ROOT / page).read_text())
+
+
+def test_there_are_figures():
+    assert len([*measured()]) > 10
+
+
 def messages():
     """The messages in the first column of the quickstart's last table."""
     table = Page("docs/quickstart.md").path.read_text().partition("## When it does not work")[2]
