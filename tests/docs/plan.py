@@ -73,7 +73,7 @@ SHELL = {
         "curl": _GATEWAY,
         "# on the first host": _GATEWAY,
     },
-    "docs/http-api.md": {"curl": Run()},
+    "docs/http-api.md": {"export SOCKET": Run()},
     "docs/integrations.md": {
         "python3 -m sglang": _GATEWAY,
         "VLLM_SERVER_DEV_MODE=1": _GATEWAY,

@@ -49,8 +49,7 @@ async def machine(root):
         for version in (1, 2):
             await head.publish("qwen", root / "checkpoints" / f"step-{40 + version}", label=f"step {version}")
             await head.node.service.lease("qwen", version, 600)
-        socket = str(head.config.local.socket)
-        env = {"PATCHSWARM_HOME": str(head.home.root), "SOCKET": socket, "PYTHONPATH": str(root / "stubs")}
+        env = {"PATCHSWARM_HOME": str(head.home.root), "PYTHONPATH": str(root / "stubs")}
         machine = Machine(root, "head", {"head": head.config.node.listen}, env=env)
         try:
             yield machine
