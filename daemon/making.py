@@ -32,7 +32,7 @@ from ..protocol.manifest import (
     TransitionPart,
 )
 from ..protocol.messages import ObjectKind
-from ..protocol.roster import build_roster
+from ..protocol.roster import build_roster, chunks_for
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.building import Building
 from ..storage.checkpoint import Source
@@ -50,7 +50,6 @@ _log: Final = structlog.get_logger(__name__)
 
 MIN_CHUNK_BYTES: Final = 32 * 1024
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
-CHUNKS_PER_SITE: Final = 128
 MIN_JOB_BYTES: Final = 4 * 1024 * 1024
 MAX_JOB_BYTES: Final = 64 * 1024 * 1024
 FIRST_PATCH_SHARE: Final = 1 / 150
@@ -201,7 +200,7 @@ class Making:
                 if draft.parent is not None:
                     files = stack.enter_context(self._replica.slots.hold(draft.parent))
                     parent = Parent(files, await asyncio.to_thread(self._parent_digests), draft.parent_checks)
-                job_bytes, chunk_bytes = self._sizes()
+                job_bytes, chunk_bytes = self._sizes(opening)
                 diff = self._diff = Diff(
                     draft.source,
                     parent,
@@ -268,8 +267,8 @@ class Making:
     def _parent_digests(self) -> bytes:
         return b"" if self._known is None else read_digests(self._desk.store, self._known)
 
-    def _sizes(self) -> tuple[int, int]:
-        """(input of one job, contents of one chunk), in bytes: so that each site has some 64 chunks to share out."""
+    def _sizes(self, opening: Opening) -> tuple[int, int]:
+        """(input of one job, contents of one chunk), in bytes: so that every border has chunks to bring in."""
         share = 1.0
         if self._draft.parent is not None:
             known = self._known
@@ -277,7 +276,7 @@ class Making:
             share = FIRST_PATCH_SHARE
             if known is not None and measured:
                 share = max(sum(part.size for part in known.parts) / self._size, 1e-5)
-        target = share * self._size / (CHUNKS_PER_SITE * self._desk.fleet.view.sites())
+        target = share * self._size / chunks_for(len(site.borders) for site in opening.roster)
         chunk = int(min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES))
         memory = max(self._desk.memory_limit // (4 * self._desk.threads), MIN_JOB_BYTES)
         return int(min(max(chunk / share, MIN_JOB_BYTES), MAX_JOB_BYTES, memory)), chunk

@@ -21,6 +21,11 @@ MAX_ENTRIES: Final = 1000
 """Borders in one roster: keeps the opening inside a control frame."""
 
 FULL_WEIGHT: Final = 16
+CHUNKS_PER_BORDER: Final = 16
+MIN_CHUNKS: Final = 64
+"""Chunks that a patch is cut into: so many for each border, so that their shares are alike, and no more, because each
+chunk costs every node the same work, however small it is; and so many at least, so that it is passed on as it comes."""
+
 MAX_PERIOD: Final = 4096
 """Chunks after which the dealing repeats, at most, whatever weights a roster has."""
 
@@ -52,6 +57,11 @@ def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes) -> tuple[Roster
         dialable = any(others[node].addresses for node in borders)
         roster.append(RosterSite(site, FULL_WEIGHT if dialable and site != home else 0, tuple(borders)))
     return tuple(roster)
+
+
+def chunks_for(borders: Iterable[int]) -> int:
+    """Chunks that a patch should have, given how many borders each site of its roster has."""
+    return max(MIN_CHUNKS, CHUNKS_PER_BORDER * sum(borders))
 
 
 def smooth_round_robin(weights: Iterable[int]) -> list[int]:

@@ -8,6 +8,7 @@ from simulator.tcp import Tcp
 from simulator.trust import remembered_signatures
 
 from patchswarm.daemon import making
+from patchswarm.protocol.roster import build_roster, chunks_for
 
 SEEDS = [1, 2]
 
@@ -144,10 +145,13 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_the_chunk_rule_is_the_daemons():
-    assert places.CHUNKS_PER_SITE == making.CHUNKS_PER_SITE
-    assert places.chunk_count(1, 1) == 1
-    assert places.chunk_count(10 * making.MIN_CHUNK_BYTES, 8) == 10
-    assert places.chunk_count(2000 * making.MAX_CHUNK_BYTES, 1) == 2000
+    map_ = small_map(1, 9, 3, 1)
+    head = run(map_, 1).head
+    roster = build_roster(head.swarm.gossip.nodes, head.id)
+    assert places.chunk_count(10**8, map_) == chunks_for(len(site.borders) for site in roster)
+    assert places.chunk_count(10 * making.MIN_CHUNK_BYTES, map_) == 10
+    assert places.chunk_count(2000 * making.MAX_CHUNK_BYTES, map_) == 2000
+    assert places.chunk_count(1, map_) == 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

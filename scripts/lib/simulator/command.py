@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--sites", type=int, default=8)
     found.add_argument("--nodes", type=int, default=64, help="hosts in all, the head included")
     found.add_argument("--patch", type=Size.parse, default=Size.parse("500MB"))
-    found.add_argument("--chunks", type=int, help="default: patch / (64 sites), within 32 KiB and 4 MiB")
+    found.add_argument("--chunks", type=int, help="default: 16 for each border, of 32 KiB to 4 MiB")
     found.add_argument("--wan", type=Rate.parse, default=Rate.parse("1Gbit/s"), help="each site's link, each way")
     found.add_argument("--access", type=Rate.parse, help="each host's link, each way; default: 4 times --wan")
     found.add_argument("--loss", type=float, default=0.0, help="share of packets lost between sites")
@@ -92,7 +92,7 @@ def what_is_asked(asked: argparse.Namespace) -> tuple[Map, Patch]:
     access = asked.access or 4 * asked.wan
     members = even_sites(asked.nodes, asked.sites)
     map_ = map_of_sites(members, wan=asked.wan, access=access, seed=asked.seed, loss=asked.loss)
-    chunks = asked.chunks or chunk_count(asked.patch, asked.sites)
+    chunks = asked.chunks or chunk_count(asked.patch, map_)
     return mixed(map_, asked.seed) if asked.mixed else map_, Patch(int(asked.patch), chunks, encode_rate=asked.encode)
 
 
@@ -105,7 +105,8 @@ def run_targets(words: list[str], seed: int, json_path: Path | None) -> int:
     reports: dict[str, Report] = {}
     for scenario in [each for each in SCENARIOS if not words or any(word in each.name for word in words)]:
         options = replace(scenario.options, seed=seed)
-        report = reports[scenario.name] = run(lambda: World(scenario.map(seed), scenario.patch, options))  # noqa: B023
+        map_ = scenario.map(seed)
+        report = reports[scenario.name] = run(lambda: World(map_, scenario.patch(map_), options))  # noqa: B023
         targets += scenario.targets(report)
         print(
             f"{scenario.name:20} {report.to_all_s:7.2f}s {report.bound_s:6.2f}s {report.ratio.max:6.2f} "

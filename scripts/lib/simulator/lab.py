@@ -30,8 +30,8 @@ def lab_case(name: str, seed: int, encode_rate: float) -> tuple[Map, Patch]:
     """Where T1, T2, T3 or T4 happens, and the full transition that travels. Raises ValueError for another name."""
     found = case(name, seed)
     size = found.size_bytes
-    chunks = chunk_count(size, len(found.plan.sites))
-    return lab_map(found.plan), Patch(size, chunks, model_size=size, encode_rate=encode_rate, full=True)
+    map_ = lab_map(found.plan)
+    return map_, Patch(size, chunk_count(size, map_), model_size=size, encode_rate=encode_rate, full=True)
 
 
 def lab_world(name: str, options: Options, encode_rate: float) -> World:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from patchswarm.protocol.roster import MAX_BORDERS, MAX_ENTRIES, chunks_for
+
 MBIT: Final = 1e6 / 8
 GBIT: Final = 1e9 / 8
-CHUNKS_PER_SITE: Final = 128
 FAR_S: Final = 0.1
 """One-way delay between the two most distant sites that `map_of_sites` can draw."""
 
@@ -123,7 +125,10 @@ class Patch:
     """A full transition, from nothing; else hosts hold the version before."""
 
 
-def chunk_count(size: int, sites: int) -> int:
+def chunk_count(size: int, map_: Map) -> int:
     """Chunks of a patch by daemon/making's rule."""
-    chunk = min(max(size / (CHUNKS_PER_SITE * max(sites, 1)), 32 * 1024), 4 * 1024 * 1024)
+    members = Counter(map_.sites[host.site].label for host in map_.hosts[1:])
+    most = max(1, min(MAX_BORDERS, MAX_ENTRIES // len(members)))
+    borders = (1 << min(count, most).bit_length() - 1 for count in members.values())
+    chunk = min(max(size / chunks_for(borders), 32 * 1024), 4 * 1024 * 1024)
     return max(1, math.ceil(size / chunk))

@@ -24,7 +24,7 @@ class Scenario:
 
     name: str
     map: Callable[[int], Map]
-    patch: Patch
+    patch: Callable[[Map], Patch]
     ratio: float | None = None
     options: Options = field(default_factory=Options)
     duplicates: float = 0.02
@@ -49,8 +49,8 @@ class Scenario:
         return [Target(f"{self.name}: {name}", value, limit) for name, value, limit in asked if not math.isnan(value)]
 
 
-def _patch(sites: int, size: int = _PATCH, chunks: int | None = None) -> Patch:
-    return Patch(size, chunks or chunk_count(size, sites))
+def _patch(size: int = _PATCH, chunks: int | None = None) -> Callable[[Map], Patch]:
+    return lambda map_: Patch(size, chunks or chunk_count(size, map_))
 
 
 def _even(sites: int, members: int, **more: float | bool) -> Callable[[int], Map]:
@@ -86,26 +86,26 @@ def _behind_nat(at: int, host: Host) -> Host:
 _WARM: Final = Options(warm_up_s=25.0)
 
 SCENARIOS: Final = (
-    Scenario("equal 8x8", _even(8, 8), _patch(8), 1.25),
-    Scenario("equal 20x50", _even(20, 50), _patch(20, chunks=500), 1.25),
-    Scenario("mixed 8x8", lambda seed: mixed(_even(8, 8)(seed), seed), _patch(8), 1.5),
-    Scenario("mixed 10x10", lambda seed: mixed(_even(10, 10)(seed), seed), _patch(10), 1.5),
+    Scenario("equal 8x8", _even(8, 8), _patch(), 1.25),
+    Scenario("equal 20x50", _even(20, 50), _patch(chunks=500), 1.25),
+    Scenario("mixed 8x8", lambda seed: mixed(_even(8, 8)(seed), seed), _patch(), 1.5),
+    Scenario("mixed 10x10", lambda seed: mixed(_even(10, 10)(seed), seed), _patch(), 1.5),
     Scenario(
         "churn and loss 8x8",
         _even(8, 8, loss=0.01),
-        _patch(8, 4 * _PATCH),
+        _patch(4 * _PATCH),
         2.0,
         Options(tcp=Tcp(bbr=True), churn_per_s=0.2 / 60),
         duplicates=0.06,
         judged_copies=False,
     ),
-    Scenario("3 chunks", _even(8, 8), _patch(8, 12 * _MB, 3)),
-    Scenario("3000 chunks", _even(8, 8), _patch(8, chunks=3000)),
-    Scenario("sites of 1, 50, 150", _sizes(4, 1, 50, 150), _patch(4)),
-    Scenario("one slow member", _with_hosts(_even(6, 8), _slow_member), _patch(6)),
-    Scenario("thin seed", _with_hosts(_even(8, 8), _thin_head), _patch(8)),
-    Scenario("single-node sites", _even(12, 1), _patch(12)),
-    Scenario("one site", _sizes(48), _patch(1)),
-    Scenario("no labels", _even(6, 6, labels=False), _patch(6), options=_WARM),
-    Scenario("half behind NAT", _with_hosts(_even(6, 8), _behind_nat), _patch(6)),
+    Scenario("3 chunks", _even(8, 8), _patch(12 * _MB, 3)),
+    Scenario("3000 chunks", _even(8, 8), _patch(chunks=3000)),
+    Scenario("sites of 1, 50, 150", _sizes(4, 1, 50, 150), _patch()),
+    Scenario("one slow member", _with_hosts(_even(6, 8), _slow_member), _patch()),
+    Scenario("thin seed", _with_hosts(_even(8, 8), _thin_head), _patch()),
+    Scenario("single-node sites", _even(12, 1), _patch()),
+    Scenario("one site", _sizes(48), _patch()),
+    Scenario("no labels", _even(6, 6, labels=False), _patch(), options=_WARM),
+    Scenario("half behind NAT", _with_hosts(_even(6, 8), _behind_nat), _patch()),
 )
