@@ -22,8 +22,10 @@ PARTS: Final = ("streaming", "local", "wan")
 WAN_SHARE: Final = 8
 """By how much smaller the model is in the lab, whose nine nodes share this machine's memory and 100 Mbit/s."""
 
-ROOM: Final = {"streaming": 9, "local": 11, "wan": 4}
-"""Room that a part takes in memory, in models of the given size."""
+ROOM: Final = {"streaming": 9, "local": 6, "wan": 4}
+"""Room that a part takes in memory, in models of the given size; on local links each host takes HOST_ROOM more."""
+
+HOST_ROOM: Final = 3
 
 
 def main() -> int:
@@ -32,10 +34,19 @@ def main() -> int:
     parser.add_argument("--size", default="2GiB", help="size of the model (2GiB); an eighth of it in the WAN lab")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each kind (3)")
     parser.add_argument("--only", choices=PARTS, help="this part alone")
+    parser.add_argument("--hosts", type=int, default=2, help="hosts on local links (2)")
+    parser.add_argument(
+        "--slowed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="slow the WAN lab's network down N times and count its seconds as N times fewer (1)",
+    )
     arguments = parser.parse_args()
     size = int(Size.parse(arguments.size)) // (1 << 20) * (1 << 20)
     parts = [arguments.only] if arguments.only else list(PARTS)
-    need = max(ROOM[part] for part in parts) * size
+    room = ROOM | {"local": ROOM["local"] + HOST_ROOM * arguments.hosts}
+    need = max(room[part] for part in parts) * size
     if shutil.disk_usage(MEMORY).free < need:
         print(f"{MEMORY} has not {need >> 20} MiB free: give a smaller --size", file=sys.stderr)
         return 2
@@ -51,13 +62,13 @@ def main() -> int:
         if "streaming" in parts:
             targets += streaming(size, arguments.rounds, say)
         if "local" in parts:
-            targets += rivals(size, arguments.rounds, say)
+            targets += rivals(size, arguments.hosts, arguments.rounds, say)
         if "wan" in parts:
             lacking = missing()
             if lacking:
                 say("T1 of the WAN lab", f"skipped: the lab needs {lacking}")
             else:
-                targets += wan(size // WAN_SHARE, arguments.rounds, say)
+                targets += wan(size // WAN_SHARE, arguments.rounds, arguments.slowed, say)
     Console(width=120).print(table)
     return close({"figures": figures}, targets, arguments.json)
 

@@ -23,7 +23,6 @@ STREAM: Final = "bench"
 SHARE: Final = 0.01
 """Of all values, that a step changes."""
 
-HOSTS: Final = 2
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - made unique below
 STREAM_LIMIT: Final = 0.6
 RIVAL_LIMIT: Final = 3.0
@@ -125,15 +124,15 @@ def streaming(size: int, rounds: int, say: Say) -> list[Target]:
     return [Target("streamed over not streamed", ratio, STREAM_LIMIT, unit="x")]
 
 
-def rivals(size: int, rounds: int, say: Say) -> list[Target]:
-    """The same steps to two hosts on unlimited local links: ours, the delta folder, the full copy."""
+def rivals(size: int, hosts: int, rounds: int, say: Say) -> list[Target]:
+    """The same steps to some hosts on unlimited local links: ours, the delta folder, the full copy."""
     ours, folder_s = [], []
     with tempfile.TemporaryDirectory(dir=MEMORY, prefix="patchswarm-e2e-") as made:
         root = Path(made)
         trainer = Trainer(root / "trainer", size)
         with LocalFleet(root / "fleet") as nodes:
             nodes.root.mkdir()
-            fleet = Fleet(nodes, HOSTS, None)
+            fleet = Fleet(nodes, hosts, None)
             fleet.publish(trainer.directory)
             for number in range(rounds + 1):
                 trainer.step(SHARE, number)
@@ -143,16 +142,16 @@ def rivals(size: int, rounds: int, say: Say) -> list[Target]:
         shutil.rmtree(root / "fleet")
         old = root / "old"
         shutil.copytree(trainer.directory, old)
-        hosts = [root / f"host-{number}" for number in range(HOSTS)]
-        copy_s = [full_copy(trainer.directory, hosts) for _ in range(rounds)]
+        held = [root / f"host-{number}" for number in range(hosts)]
+        copy_s = [full_copy(trainer.directory, held) for _ in range(rounds)]
         for number in range(rounds):
             trainer.step(SHARE, 100 + number)
-            folder_s.append(delta_folder(old, trainer.directory, root / "delta", hosts))
+            folder_s.append(delta_folder(old, trainer.directory, root / "delta", held))
             shutil.rmtree(old)
             shutil.copytree(trainer.directory, old)
-        if not all(same(old, host) for host in hosts):
+        if not all(same(old, directory) for directory in held):
             raise SystemExit("bench_end_to_end: a host of today's ways holds other bytes than the trainer")
     for name, seconds in (("patchswarm", ours), ("delta folder", folder_s), ("full copy over HTTP", copy_s)):
-        say(f"{name}, seconds", statistics.median(seconds))
+        say(f"{name}, {hosts} hosts, seconds", statistics.median(seconds))
     gain = statistics.median(folder_s) / statistics.median(ours)
     return [Target("faster than the delta folder", gain, RIVAL_LIMIT, at_most=False, unit="x")]
