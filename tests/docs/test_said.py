@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from patchswarm.daemon.cli import main
 from patchswarm.daemon.local.api import endpoints
 
-from .markdown import ROOT, Page
+from .markdown import ROOT, Page, pages
 
 SOURCE = re.sub(r'"\s*f?"', "", "".join(path.read_text() for path in sorted((ROOT / "daemon").rglob("*.py"))))
 """The daemon's source, string literals over several lines joined."""
@@ -19,6 +20,11 @@ def test_an_endpoint_has_its_line(endpoint):
     text = (ROOT / "docs" / "http-api.md").read_text() + (ROOT / "docs" / "operations.md").read_text()
     path = re.sub(r":[^}]*}", "}", endpoint.path)
     assert re.search(re.escape(path.removeprefix("/v1/streams/{stream}") or path) + r"[`?, ]", text)
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_a_command_is_on_some_page(name):
+    assert any(re.search(rf"patchswarm {name}\b", page.path.read_text()) for page in pages()), name
 
 
 def measured():
