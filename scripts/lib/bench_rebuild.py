@@ -259,7 +259,7 @@ def measure_steps(root: Path, size: int, repeats: int, memory: Memory) -> Iterat
 
 
 def measure_verification(node: Node, repeats: int) -> Iterator[Row]:
-    """Full verification beside plain BLAKE3 of as many bytes in memory, and in the files, and of one block in a cache."""
+    """Full verification beside plain BLAKE3 of as many bytes in memory, of the files, and of one block in the cache."""
     slot = node.slots.current()
     assert slot is not None
     memory = np.random.default_rng(1).integers(0, 256, slot.layout.size, np.uint8).data
