@@ -75,7 +75,7 @@ class Running:
 class Machine:
     """A host with a home and an address. All machines of a page share the folder `root`, and what they `said`."""
 
-    def __init__(self, root, name, addresses, *, said=None, env=None):
+    def __init__(self, root, name, addresses, *, said=None, env=None, words=None):
         self._said = {} if said is None else said
         self.home = root / name
         self._root = root
@@ -88,6 +88,7 @@ class Machine:
             "/dev/shm": str(root / "shm"),
             "/tmp/weights": str(root / f"{name}-weights"),
             "curl -s ": "curl -sS --fail-with-body ",
+            **(words or {}),
         }
         self._path = re.compile("|".join([r"\b(?:TOKEN|NODE)\b", *map(re.escape, self._words)]))
         self._env = clean_environment() | {
@@ -109,11 +110,18 @@ class Machine:
         """The text with this machine's places in it."""
         return self._path.sub(lambda found: (self._words | self._said).get(found[0], found[0]), text)
 
+    def keep(self, block, until):
+        """Start the one command of a block, which goes on for ever; it is running once it has printed `until`."""
+        (line,) = map(self.here, lines_of(block.text))
+        self._running.append(Running(line, until, cwd=self._work, env=self._env))
+
     def shell(self, block, until=""):
         """Run a block of shell, line after line. A line that ends in & goes on in the background once it is ready.
 
         With `until` each `patchswarm` line goes on for ever: it is stopped, and has to end well, when it printed that.
+        What the last line printed.
         """
+        printed = ""
         for line in map(self.here, lines_of(block.text)):
             if line.startswith("export "):
                 name, _, value = line.removeprefix("export ").partition("=")
@@ -128,6 +136,7 @@ class Machine:
                     self._said["TOKEN"] = printed.strip()
                 if line.startswith("patchswarm init"):
                     self._said["NODE"] = printed.split()[1]
+        return printed
 
     def python(self, block):
         """Run a block of Python; what it printed."""

@@ -25,7 +25,7 @@ class Read:
 WALKS = ("README.md", "docs/quickstart.md")
 """Pages that are walked through from nothing, on two machines."""
 
-TALES = ("docs/operations.md",)
+TALES = ("docs/gateway.md", "docs/operations.md")
 """Pages whose blocks are run by a test that knows what happens between them."""
 
 EXAMPLES = {
@@ -39,10 +39,7 @@ EXAMPLES = {
 
 _PACKAGING = ("tests/scripts/test_packaging.py",)
 _INSTALL = ("tests/scripts/test_install.py",)
-_GATEWAY = Read(
-    "an engine stands behind it",
-    ("tests/daemon/local/gateway/test_command.py", "tests/daemon/local/gateway/test_group.py"),
-)
+_GATEWAY = Read("needs the engine itself", ("tests/docs/test_gateway.py", "tests/daemon/local/gateway/test_command.py"))
 _CLUSTER = Read("needs a cluster", ("tests/scripts/test_k8s.py",))
 _PODMAN = Read("needs podman", ("tests/scripts/test_packaging.py",))
 _WATCHED = Run(until=" as version ")
@@ -69,9 +66,9 @@ SHELL = {
     },
     "docs/deploy.md": {"podman build": _PODMAN, "run()": _PODMAN, "kubectl apply": _CLUSTER, "kubectl exec": _CLUSTER},
     "docs/gateway.md": {
-        "patchswarm gateway --engine sglang": _GATEWAY,
-        "curl": _GATEWAY,
-        "# on the first host": _GATEWAY,
+        "patchswarm gateway --engine sglang": Run(),
+        "curl": Run(),
+        "# on the first host": Read("needs two hosts", ("tests/daemon/local/gateway/test_group.py",)),
     },
     "docs/http-api.md": {"export SOCKET": Run()},
     "docs/integrations.md": {
