@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-BENCH_S: Final = 10.0
-MAX_BENCH_S: Final = 120.0
-FORGIVE_S: Final = 30.0
+BENCH_S: Final = 30.0
+MAX_BENCH_S: Final = 600.0
+FORGIVE_S: Final = 120.0
 """Good conduct for so long takes one strike back."""
 
 ONE_EVENT_S: Final = 1.0

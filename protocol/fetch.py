@@ -208,7 +208,7 @@ class Fetch:
         if number is None:
             return
         flight = self._landed(link, number, now_s, arrived=intact)
-        if flight is not None and link.site != self.site:
+        if flight is not None and link.site != self.site and flight.ordinal < META_ORDINAL:
             plans = self.plans.get(flight.attempt)
             if plans is not None:
                 plans[0].came(now_s - flight.sent_at_s, now_s)
@@ -240,7 +240,12 @@ class Fetch:
         flight = self._landed(link, reject.request, now_s, arrived=False)
         if flight is None:
             return
-        if in_advance or self._is_at_seed(link, flight):
+        at_seed = self._is_at_seed(link, flight)
+        if at_seed and reject.reason is Reason.BUSY and self._stepping.take_detour(flight, reject.holders):
+            link.defer(flight.attempt, flight.ordinal)
+            self.request(now_s)
+            return
+        if in_advance or at_seed:
             self._brought_by(link, flight, reject.holders)
         if in_advance:
             pass

@@ -29,6 +29,9 @@ CLAIM_S: Final = 5.0
 MAX_CLAIMS: Final = 3
 """Claims on one chunk that are heeded: who claims and brings nothing delays it, and cannot keep it out."""
 
+IDLE_PATIENCE: Final = 2.0
+"""Who has nothing to do waits for a border that has brought nothing yet so many times as long as any chunk took."""
+
 RELIEF_S: Final = 1.0
 """How long a border has nothing to do before it helps another of its site: what that one lacks is mostly on its way."""
 
@@ -65,13 +68,17 @@ class Plan:
     brought: dict[bytes, int] = field(default_factory=dict)  # border -> ordinals that it takes from the seed, all sites
     columns: list[int] = field(default_factory=list)  # ordinals by the border of this site that they are dealt to
     alive: frozenset[bytes] = frozenset()
+    detour: int = 0  # ordinals that the seed has just sent to one that brings nothing: they may come from its site
     taken: int = 0  # ordinals that this node took over from other borders of its site, and claimed
     claimed: dict[int, float] = field(default_factory=dict)  # ordinal -> until when another border fetches it
+    claimed_by: dict[int, bytes] = field(default_factory=dict)
+    failed: set[bytes] = field(default_factory=set)  # who claimed what did not come, or has brought nothing at all
     claims: Counter[int] = field(default_factory=Counter)  # ordinal -> how often it was claimed
     progress_s: dict[object, float] = field(default_factory=dict)  # border id, or owner site -> last new chunk
     began_s: float = 0.0
     idle_since_s: float = math.inf  # since when this border has nothing left to fetch
     took_s: float = 0.0  # mean time from asking another site until the chunk came
+    most_took_s: float = 0.0  # the longest
     came_s: float = math.inf  # when a chunk came last from another site
     patience_s: float = FIRST_PATIENCE_S  # mean time between two pieces of progress
     deviation_s: float = 0.0
@@ -116,7 +123,7 @@ class Plan:
             return self.mine
         if link.node in self.seeds or not self.seeds & self.alive:
             return self.mine & self.owned
-        return 0  # the seed itself is there to be asked
+        return self.mine & self.owned & self.detour  # else the seed itself is there to be asked
 
     def is_source(self, link: Link) -> bool:
         """Whether a peer is a seed, or shares a seed's links to other sites: those carry each chunk once."""
@@ -157,6 +164,7 @@ class Plan:
         """Note that a chunk came from another site, so long after it was asked for."""
         self.came_s = now_s
         self.took_s += (took_s - self.took_s) / 8
+        self.most_took_s = max(self.most_took_s, took_s)
 
     def claim(self, ordinals: int, until_s: float, by: bytes) -> None:
         """Leave chunks to the one who claimed them until then; 0 gives them back to whom they were dealt.
@@ -174,6 +182,7 @@ class Plan:
             if until_s:
                 self.claims[ordinal] += 1
                 self.claimed[ordinal] = until_s
+                self.claimed_by[ordinal] = by
             else:
                 self.claimed.pop(ordinal, None)
                 if dealing.rank(ordinal, self.alive) == 0:
@@ -199,7 +208,7 @@ class Plan:
         dealing = self._dealing
         if dealing is None:
             return
-        wait_s = max(LEAST_PATIENCE_S, self.patience_s + 4 * self.deviation_s)
+        wait_s = self._wait_s()
         trusted = self.alive - benched
         late_borders = [self._border_late(dealing, each, trusted, wait_s, now_s) for each in range(dealing.columns)]
         late_owners = [self._owner_late(dealing, turn, wait_s, now_s) for turn in range(dealing.period)]
@@ -212,11 +221,21 @@ class Plan:
             if not self.mine & bit:
                 if not late_borders[dealing.column(ordinal)]:
                     continue
+                self._note_failure(dealing, ordinal, trusted)
                 self.mine |= bit
                 self.taken |= bit
                 yield ordinal
             if not self.owned & bit and not offered & bit and late_owners[ordinal % dealing.period]:
                 self.owned |= bit
+
+    def _wait_s(self) -> float:
+        """How long someone is silent before the next rank steps in.
+
+        Twice as long as any chunk took that came here; and where nothing has come to anybody, that is no sign of who is
+        to blame: the chunks may be large, or the links slow.
+        """
+        wait_s = max(LEAST_PATIENCE_S, self.patience_s + 4 * self.deviation_s, IDLE_PATIENCE * self.most_took_s)
+        return wait_s if self.most_took_s or self.progress_s else 2 * wait_s
 
     def _border_late(
         self, dealing: Dealing, column: int, trusted: frozenset[bytes], wait_s: float, now_s: float
@@ -229,6 +248,46 @@ class Plan:
         if rank == 0:
             return True  # all those before are benched
         return self._silent_s(dealing.border(ordinal, trusted), now_s) >= rank * wait_s
+
+    def sound_out(self, free: int, now_s: float, benched: frozenset[bytes] = frozenset()) -> list[int]:
+        """Some of `free` to bring in instead of a border that has brought nothing yet: claim them.
+
+        For the border next in rank, which has nothing under way from other sites. Few at a time, so that little comes
+        twice when the other one is merely slow; the rest when these have come, and it has still brought nothing.
+        """
+        dealing = self._dealing
+        if dealing is None or not dealing.is_border or not self.most_took_s or free & self.mine:
+            return []
+        trusted = self.alive - benched
+        wait_s = max(LEAST_PATIENCE_S, IDLE_PATIENCE * self.most_took_s)
+        free &= ~bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
+        for number, column in enumerate(self.columns):
+            ordinal = number * dealing.period
+            border = dealing.border(ordinal, trusted)
+            if border is None or border in self.progress_s or self._silent_s(border, now_s) < wait_s:
+                continue
+            left = list(iterate(free & column & self.owned))
+            if left and dealing.rank(ordinal, trusted) == 1:
+                taken = left[: max(1, len(left) // RELIEF_SHARE)]
+                self.mine |= bits_of(taken)
+                self.taken |= bits_of(taken)
+                self.failed.add(border)
+                return taken
+        return []
+
+    def _note_failure(self, dealing: Dealing, ordinal: int, trusted: frozenset[bytes]) -> None:
+        """Remember whose chunk this node takes over: who claimed it, or the border that has brought nothing so far."""
+        claimer = self.claimed_by.pop(ordinal, None)
+        border = dealing.border(ordinal, trusted)
+        if claimer is not None:
+            self.failed.add(claimer)
+        elif border != dealing.me and border is not None and border not in self.progress_s:
+            self.failed.add(border)
+
+    def take_failed(self) -> set[bytes]:
+        """Who was stepped in for since the last call: those who claimed in vain, and those who brought nothing."""
+        failed, self.failed = self.failed, set()
+        return failed
 
     def _owner_late(self, dealing: Dealing, turn: int, wait_s: float, now_s: float) -> bool:
         """Whether this node's site may step in for the site that takes these chunks from the seed."""

@@ -87,7 +87,7 @@ class Serving:
                 self._emit(Send(link.number, Reject(request.request, Reason.MISSING)))
         elif (other := self._crossed(link, name, site, now_s)) is not None:
             self._emit(Send(link.number, Reject(request.request, Reason.BUSY, (other,))))
-        elif len(copies) >= MAX_COPIES:
+        elif len(copies) >= MAX_COPIES or link.node in copies:
             self._emit(Send(link.number, Reject(request.request, Reason.BUSY, tuple(copies))))
         else:
             self._send(link, request)
@@ -192,5 +192,6 @@ class Serving:
         node, at_s = self._sent.get(name, (link.node, now_s))
         if node != link.node and now_s - at_s < CROSSING_S:
             return node
-        self._sent[name] = (link.node, now_s)
+        if name not in self._sent or node != link.node:
+            self._sent[name] = (link.node, now_s)  # who asks again and again does not keep it from the others
         return None

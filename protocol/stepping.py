@@ -45,11 +45,25 @@ class Stepping:
         benched = self._benched()
         taken = list(data.step_in(free, far.data, now_s, benched))
         taken += data.relieve(free, far.data | home, self._rng, now_s)
+        if free and self._is_idle():
+            taken += data.sound_out(free, now_s, benched)
         if taken:
             self._tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
+            self._blame(data.take_failed(), now_s)
         # Blobs are few: whoever steps in for them does so without a claim.
         for _ in meta.step_in(series.missing_meta() & ~series.asked.meta & ~near.meta, far.meta, now_s, benched):
             pass
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way from another site."""
+        site = self._site()
+        return not any(link.flights for link in self._links.values() if link.site != site)
+
+    def _blame(self, failed: set[bytes], now_s: float) -> None:
+        """Hold against others what this node has to do instead of them."""
+        for link in self._links.values():
+            if link.node in failed:
+                link.conduct.broke_offer(now_s)
 
     def _benched(self) -> frozenset[bytes]:
         """Members of this site that are not to be counted on."""
@@ -73,6 +87,15 @@ class Stepping:
         plans = self._plans.get(flight.attempt)
         if plans is not None and flight.ordinal < META_ORDINAL and plans[0].release(flight.ordinal):
             self._tell_site(Claim(flight.attempt, RELEASED, ((flight.ordinal, flight.ordinal),)))
+
+    def take_detour(self, flight: Flight, holders: tuple[bytes, ...]) -> bool:
+        """Have a chunk that the seed has just sent to `holders` come from the seed's site, if those are all benched."""
+        plans = self._plans.get(flight.attempt)
+        benched = {link.node for link in self._links.values() if link.conduct.is_benched}
+        if plans is None or not holders or not benched.issuperset(holders):
+            return False
+        plans[0].detour |= 1 << flight.ordinal
+        return True
 
     def _tell_site(self, claim: Claim) -> None:
         site = self._site()

@@ -82,6 +82,15 @@ def test_of_the_seed_a_border_asks_only_what_its_site_owns_too(plans):
     assert plan.allowed(link_to(SEED), "a") == plan.mine & plan.owned
 
 
+def test_what_the_seed_gave_to_one_that_brings_nothing_may_be_asked_of_the_seeds_mates():
+    me = BORDERS["a"][0]
+    plan = plan_of("a", me, alive=[*BORDERS["a"], SEED])
+    mate = Link(0, bytes(32), digest(b"mate"), True, 0.0, 0.0, record("home"))
+    assert plan.allowed(mate, "a") == 0
+    plan.detour |= ALL
+    assert plan.allowed(mate, "a") == plan.mine & plan.owned
+
+
 def test_without_a_dealing_everyone_may_ask_everyone():
     late = Plan(None, frozenset({SEED}))
     late.deal(ALL, frozenset(), 0.0)
@@ -116,6 +125,14 @@ def test_for_a_stuck_border_the_next_rank_steps_in_and_only_that_one(plans):
     assert sum(map(len, taken)) == len(set().union(*taken)), "two stepped in for the same chunk"
 
 
+def test_where_nothing_has_come_to_anybody_nobody_is_to_blame_yet(plans):
+    now_s = FIRST_PATIENCE_S * 1.9
+    for plan in plans.values():
+        assert list(plan.step_in(ALL & ~plan.mine, ALL, now_s)) == []
+        plan.progress_s[BORDERS["a"][0]] = now_s
+    assert any(list(plan.step_in(ALL & ~plan.mine, ALL, now_s)) for plan in plans.values())
+
+
 def test_a_member_that_is_no_border_waits_longer_than_any_border():
     outsider = (
         next(node for node in NODES if NODES[node].site == "a" and node not in BORDERS["a"])
@@ -124,9 +141,45 @@ def test_a_member_that_is_no_border_waits_longer_than_any_border():
     )
     plan = plan_of("a", outsider)
     assert plan.mine == 0
-    wait_s = FIRST_PATIENCE_S
+    wait_s = 2 * FIRST_PATIENCE_S
     assert list(plan.step_in(ALL, ALL, wait_s * (OUTSIDER_RANK - 0.5))) == []
     assert set(plan.step_in(ALL, ALL, wait_s * (OUTSIDER_RANK + 5))) == set(range(COUNT))
+
+
+def test_for_a_benched_border_the_next_rank_steps_in_at_once_and_only_that_one(plans):
+    benched, *others = BORDERS["a"]
+    taken = [set(plans[me].step_in(ALL & ~plans[me].mine, ALL, 0.1, frozenset({benched}))) for me in others]
+    assert set().union(*taken) == set(iterate(plans[benched].mine))
+    assert sum(map(len, taken)) == len(set().union(*taken))
+    assert not any(plans[me].take_failed() for me in others), "it is benched already"
+
+
+def test_who_has_nothing_to_do_sounds_out_a_border_that_has_brought_nothing_a_few_chunks_at_a_time(plans):
+    stuck, *others = BORDERS["a"]
+    due_s = LEAST_PATIENCE_S
+    for me in others:
+        assert plans[me].sound_out(plans[stuck].mine, due_s) == [], "nothing has come here either"
+        plans[me].came(1.0, 1.0)
+        for other in others:
+            plans[me].heard(other, "a", 1, 1.0)
+        assert plans[me].sound_out(ALL, due_s) == [], "it has work of its own"
+        assert plans[me].sound_out(plans[stuck].mine, due_s - 0.1) == [], "it may come yet"
+    owned = plans[stuck].mine & plans[stuck].owned
+    taken = {me: plans[me].sound_out(plans[stuck].mine, due_s) for me in others}
+    (next_rank,) = [me for me in others if taken[me]]
+    assert set(taken[next_rank]) < set(iterate(owned))
+    assert plans[next_rank].take_failed() == {stuck}
+    plans[next_rank].heard(stuck, "a", 1, due_s)
+    assert plans[next_rank].sound_out(plans[stuck].mine & ~plans[next_rank].mine, due_s + 60) == [], "it was only slow"
+
+
+def test_who_claims_and_does_not_bring_is_remembered_once(plans):
+    plan = plans[BORDERS["a"][0]]
+    mine = plan.mine
+    plan.claim(mine, CLAIM_S, OTHER)
+    list(plan.step_in(mine, ALL, CLAIM_S + 0.1))
+    assert plan.take_failed() == {OTHER}
+    assert plan.take_failed() == set()
 
 
 def test_when_an_owner_site_is_silent_the_next_site_goes_to_the_seed_itself():

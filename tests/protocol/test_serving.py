@@ -177,3 +177,24 @@ def test_a_node_that_stops_turns_away_who_waits_and_whoever_asks_even_for_what_i
     desk.come()
     desk.ask(1)
     assert desk.done() == [refused(1, Reason.STOPPING)]
+
+
+def test_who_asks_a_seed_again_and_again_does_not_keep_a_chunk_from_the_others():
+    desk = Desk(seeding=True)
+    desk.come()
+    for at in range(4):
+        desk.ask(0, now_s=at * CROSSING_S / 4)
+        desk.leave(0)
+    desk.ask(1, now_s=CROSSING_S)
+    assert desk.served_to() == [0, 0, 0, 0, 1]
+
+
+def test_who_is_being_sent_a_chunk_is_not_sent_it_again_meanwhile(desk):
+    """It would take the places of others."""
+    desk.come()
+    desk.ask(0)
+    desk.ask(0)
+    assert desk.done() == [Serve(0, 1, CHUNK, False), refused(0, holders=[desk.links[0].node])]
+    desk.leave(0)
+    desk.ask(0)
+    assert desk.served_to() == [0]
