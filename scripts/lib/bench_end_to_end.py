@@ -19,10 +19,10 @@ from wanlab.namespaces import missing
 from patchswarm.daemon.units import Size
 
 PARTS: Final = ("streaming", "local", "wan")
-WAN_SHARE: Final = 8
+WAN_SHARE: Final = 4
 """By how much smaller the model is in the lab, whose nine nodes share this machine's memory and 100 Mbit/s."""
 
-ROOM: Final = {"streaming": 9, "local": 6, "wan": 4}
+ROOM: Final = {"streaming": 9, "local": 6, "wan": 7}
 """Room that a part takes in memory, in models of the given size; on local links each host takes HOST_ROOM more."""
 
 HOST_ROOM: Final = 3
@@ -31,7 +31,7 @@ HOST_ROOM: Final = 3
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench_end_to_end", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--size", default="2GiB", help="size of the model (2GiB); an eighth of it in the WAN lab")
+    parser.add_argument("--size", default="2GiB", help="size of the model (2GiB); a quarter of it in the WAN lab")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each kind (3)")
     parser.add_argument("--only", choices=PARTS, help="this part alone")
     parser.add_argument("--hosts", type=int, default=2, help="hosts on local links (2)")
