@@ -22,7 +22,7 @@ PARTS: Final = ("streaming", "local", "wan")
 WAN_SHARE: Final = 4
 """By how much smaller the model is in the lab, whose nine nodes share this machine's memory and 100 Mbit/s."""
 
-ROOM: Final = {"streaming": 9, "local": 6, "wan": 7}
+ROOM: Final = {"streaming": 9, "local": 5, "wan": 7}
 """Room that a part takes in memory, in models of the given size; on local links each host takes HOST_ROOM more."""
 
 HOST_ROOM: Final = 3
