@@ -219,7 +219,7 @@ class Replica:
             if route and self._may_follow(route):
                 self._route = None
                 if not await self._try(partial(self._follow, route)) and self._route is None:
-                    self._route = route if self._fleet.view.is_usable(self.stream, route) else None
+                    self._route = route if self._can_follow(route) else None
             if self._behind and self._route is None:
                 await self._try(self._make_twin)
             if not self._route and not self._behind:
@@ -239,12 +239,16 @@ class Replica:
             if not lacking:
                 return
             new = [(ordinal, series.chunks[ordinal][0]) for ordinal in iterate(lacking)]
+            before = ahead.attempt
             try:
                 await finish(asyncio.to_thread(ahead.go_on, of, current, new))
             except SlotsBusyError:
                 pass  # a reader holds the slot: perhaps not when the next chunk comes
             except (StorageError, ProtocolError, OSError) as error:
                 _log.info("not applied ahead", stream=self.stream, version=of.version, reason=str(error))
+            finally:
+                if ahead.attempt != before:
+                    self._hold()  # a slot has other bytes from now on: no route starts from what it held
 
     def _may_begin(self, current: Slot | None) -> bool:
         """Whether a version may be begun before it is complete: readers of an only slot would have to wait for it."""
@@ -264,6 +268,14 @@ class Replica:
     def chunk_came(self) -> None:
         """A chunk of the stream is in the store: of the next version, perhaps."""
         self._wake.set()
+
+    def _can_follow(self, route: Sequence[Transition]) -> bool:
+        """Whether a route that could not be built now may be built later: another is planned when its start is gone."""
+        start = route[0].source
+        base = self._base.source
+        is_here = not start or (base is not None and base.manifest == start)
+        is_here = is_here or any(slot.manifest == start and not slot.withdrawn for slot in self.slots.slots())
+        return is_here and self._fleet.view.is_usable(self.stream, route)
 
     def _may_follow(self, route: Sequence[Transition]) -> bool:
         """Whether a route may be built now, or its time comes later."""
@@ -329,10 +341,10 @@ class Replica:
             slot = await finish(asyncio.to_thread(self._rebuilder.rebuild, route, manifest, self._base.source, rebuilt))
         except (BaseMismatchError, ProofFailedError):
             await self._blame(route[0].source)
-            self._hold()
             raise
         finally:
             self.rebuilding = None
+            self._hold()  # the slot that was built in holds something else now, or nothing
         self.failure = None
         _log.info("committed", stream=self.stream, version=slot.version, manifest=short(slot.manifest))
         self._behind = tuple(route)
@@ -406,6 +418,8 @@ class Replica:
             await finish(asyncio.to_thread(self._rebuilder.twin, route, current))
         except SlotsBusyError:
             self._behind = route  # a leased slot is brought up to date when its reader lets go
+        finally:
+            self._hold()  # what the slot held before is not here any more
         self._notify()
 
     def withdraw(self, slot: Slot) -> Slot:

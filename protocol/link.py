@@ -264,10 +264,13 @@ class Link:
         self.doubted.setdefault(attempt, ChunkSet()).add(ordinal)
 
     def went_back_on(self, attempt: bytes, ordinal: int, now_s: float) -> None:
-        """Note that the peer says it has not got a chunk, which it may have offered."""
+        """Note that the peer says it has not got a chunk: it may have deleted it since it offered it."""
         offered = self.haves.get(attempt)
         if offered is not None and ordinal in offered:
             self.conduct.broke_offer(now_s)
+            self._haves_bytes -= offered.size_bytes()
+            offered.remove(ordinal)
+            self._haves_bytes += offered.size_bytes()
         self.doubt(attempt, ordinal, now_s)
 
     def trust(self, attempt: bytes, ordinal: int) -> None:

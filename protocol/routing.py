@@ -19,7 +19,7 @@ from .manifest import Route, Transition
 from .series import Series
 
 _UNOBTAINABLE: Final = 2**50
-"""Added to the cost of a transition that lacks chunks and that no connected peer offers."""
+"""Added to the cost of a transition that lacks chunks of which no connected peer offers any."""
 
 _FIRST_STEP_SHARE: Final = 1 / 64
 """Guess of a step's size over that of its version, before any step of the stream is known."""
@@ -127,10 +127,22 @@ class Routing:
             return _UNOBTAINABLE
         if series.complete():
             return 0
-        offered = transition.attempt in self.mirrored.get(transition.stream, ()) or any(
-            link.offers(series.attempt) for link in self._links.values()
+        obtainable = transition.attempt in self.mirrored.get(transition.stream, ()) or self._is_offered(series)
+        return series.missing_bytes() + (0 if obtainable else _UNOBTAINABLE)
+
+    def _is_offered(self, series: Series) -> bool:
+        """Whether some connected peer has anything of what is still missing.
+
+        Blobs count where only blobs are missing: versions of one layout share them, so whoever has deleted all of a
+        step's chunks goes on to offer those. An offer that is doubted for a while is one still.
+        """
+        missing = (series.expected() or 0) & ~series.have.data
+        blobs = 0 if missing else series.missing_meta()
+        return any(
+            offered.data & missing or offered.meta & blobs
+            for offered in (link.haves.get(series.attempt) for link in self._links.values())
+            if offered is not None
         )
-        return series.missing_bytes() + (0 if offered else _UNOBTAINABLE)
 
     def _is_whole(self, attempt: bytes) -> bool:
         series = self._series.get(attempt)

@@ -12,6 +12,7 @@ from patchswarm.daemon.fleet.record import OwnRecord
 from patchswarm.protocol.effects import Dropped, StreamKnown
 from patchswarm.storage.errors import CatalogError, SlotsBusyError
 from patchswarm.storage.slots import StreamSlots
+from patchswarm.storage.trust import Parent
 
 STREAM = "qwen"
 
@@ -61,6 +62,19 @@ async def test_after_a_commit_the_slot_behind_becomes_a_twin_and_the_version_is_
     assert read_tree(twin.path) == model(1, 1)
 
 
+async def test_what_a_slot_held_before_it_was_written_is_no_way_to_the_head_any_more(head, member, root):
+    await travels(head, member, root, 0)
+    await twin_made(member, 1)
+    (first,) = member.fleet.swarm.gossip.routes(STREAM)
+    await travels(head, member, root, 1)
+    await twin_made(member, 2)
+    of = member.node.replicas[STREAM]
+    await until(lambda: member.fleet.swarm.fetch.routing.following[STREAM].held == {of.current().manifest})
+    (step,) = [each for each in member.fleet.swarm.gossip.routes(STREAM) if each.source]
+    assert of._can_follow((first,))
+    assert not of._can_follow((step,)), "its start was overwritten by the twin"
+
+
 async def test_after_many_steps_in_one_go_the_slot_behind_is_copied(head, root, monkeypatch):
     async with member_of(head, root) as member:
         await travels(head, member, root, 0)
@@ -101,7 +115,8 @@ async def test_a_transition_that_contradicts_a_whole_base_is_marked_bad_and_not_
     await twin_made(head, 1)
     (parent,) = [slot for slot in slots_of(head, 1) if not slot.twin]
     spoil(parent.path / "model-00001.safetensors")
-    monkeypatch.setattr(making.Making, "_parent_digests", lambda self: b"")  # a head that does not check its parent
+    # A head that does not check its parent.
+    monkeypatch.setattr(making, "Parent", lambda files, digests, checks: Parent(files, b""))
     rebuilds, rebuild = [], rebuilding.Rebuilder.rebuild
     monkeypatch.setattr(
         rebuilding.Rebuilder, "rebuild", lambda self, *legs: (rebuilds.append(legs), rebuild(self, *legs))[1]

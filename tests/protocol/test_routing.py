@@ -1,0 +1,52 @@
+"""Which way leads to the head when parts of it are not to be had any more."""
+
+import pytest
+from msgspec import structs
+from support.swarm_world import World
+from support.versions import body, header
+
+from patchswarm.protocol.manifest import Route
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def skip_to(world, head, start, target, chunks):
+    """A transition from `start` to `target` past what lies between, held by the head; its chunks."""
+    made = world.publisher.version(3, node=head.node, source=start.digest, chunks=chunks)
+    transition = structs.replace(made.transition, target=target.digest, kind=Route.SKIP)
+    head.store |= made.chunks | made.lists
+    head.say([header(transition, made.key), body(transition, made.key)])
+    return made
+
+
+@pytest.mark.parametrize("kept", [0, 4], ids=["all", "most"])
+def test_a_step_whose_chunks_were_deleted_everywhere_is_gone_round_though_its_lists_are_offered(world, kept):
+    head = world.add("head", seeds=())
+    head.say([world.publisher.record()])
+    first, second, third = (world.publish(head) for _ in range(3))
+    skip = skip_to(world, head, first, third, chunks=30)
+    for name in list(second.chunks)[kept:]:
+        del head.store[name]
+    head.swarm.fetch.deleted(second.attempt)
+    late = world.add("late", "b")
+    late.store |= first.chunks | first.lists
+    late.hold(first.digest)
+    world.until(lambda: late.has(third) or skip.chunks.keys() <= late.store.keys(), 30, strict=False)
+    assert skip.chunks.keys() <= late.store.keys()
+
+
+def test_chunks_that_a_peer_offered_and_has_not_any_more_are_gone_round_too(world):
+    head = world.add("head", seeds=())
+    head.say([world.publisher.record()])
+    first, second, third = (world.publish(head) for _ in range(3))
+    skip = skip_to(world, head, first, third, chunks=30)
+    for name in second.chunks:
+        del head.store[name]  # behind the core's back: it goes on to offer them
+    late = world.add("late", "b")
+    late.store |= first.chunks | first.lists
+    late.hold(first.digest)
+    world.until(lambda: skip.chunks.keys() <= late.store.keys(), 30, strict=False)
+    assert skip.chunks.keys() <= late.store.keys()
