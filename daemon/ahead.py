@@ -104,8 +104,11 @@ class Ahead:
             part = bisect_right(begun.firsts, ordinal) - 1
             begun.building.apply(begun.sealers[part].open(ordinal, self._store.get(name)))
 
-        with ThreadPoolExecutor(min(self._threads, len(new)) or 1, thread_name_prefix="ahead") as pool:
-            for _ in pool.map(one, new):
-                pass
+        if len(new) == 1:  # as they come over a slow link: threads would take longer to start than to work
+            one(new[0])
+        else:
+            with ThreadPoolExecutor(min(self._threads, len(new)) or 1, thread_name_prefix="ahead") as pool:
+                for _ in pool.map(one, new):
+                    pass
         for ordinal, _ in new:
             begun.applied |= 1 << ordinal
