@@ -24,10 +24,11 @@ from wanlab.swarm import STREAM, Swarm, sha256_of_files
 
 RIVAL_LIMIT: Final = 5.0
 SETTLE_S: Final = 1.0
+COPIED_BYTES: Final = 16 << 20
 
 
 def wan(size: int, rounds: int, slowed: int, say: Say) -> list[Target]:
-    """The same steps to the eight hosts of T1: ours, deltas over HTTP, one shard of the full copy over HTTP.
+    """The same steps to the eight hosts of T1: ours, deltas over HTTP, a part of the full copy over HTTP.
 
     With the network `slowed` so many times, seconds are counted as so many times fewer: hosts that are faster beside
     it, for the cores of this machine are shared by nine here.
@@ -121,10 +122,10 @@ def _on_lab(lab: Lab, hosts: dict[str, Path], given: list[str]) -> baselines.Bas
 
 
 def _full_copy(lab: Lab, trainer: Trainer, root: Path) -> float:
-    """Seconds for the whole checkpoint; measured with its first shard, for the links' rates are all that counts."""
-    shards = sorted(trainer.directory.iterdir())
+    """Seconds for the whole checkpoint; measured with a part of it, for the links' rates are all that counts."""
+    with next(trainer.directory.iterdir()).open("rb") as file:
+        part = file.read(COPIED_BYTES)
     folder = root / "copy"
     (folder / HEAD).mkdir(parents=True)
-    shutil.copyfile(shards[0], folder / HEAD / "file")
-    sha256 = hashlib.sha256(shards[0].read_bytes()).hexdigest()
-    return len(shards) * baselines.http(lab, folder, sha256).last_s
+    (folder / HEAD / "file").write_bytes(part)
+    return trainer.size / len(part) * baselines.http(lab, folder, hashlib.sha256(part).hexdigest()).last_s
