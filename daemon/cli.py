@@ -12,7 +12,7 @@ import click
 
 from . import governing, inspecting, membership, weights
 from .completion import completion
-from .errors import DaemonError
+from .errors import DaemonError, reason
 from .exits import Exit, table
 from .local.gateway.command import gateway
 from .local.slime.command import write_deltas
@@ -46,7 +46,7 @@ def _explain(error: BaseException) -> tuple[str, Exit]:
     if isinstance(error, DaemonError):
         return " ".join(str(error).split()), error.exit
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, Exit.UNEXPECTED
+        return f"{error.filename}: {reason(error)}" if error.filename else reason(error), Exit.UNEXPECTED
     return f"unexpected {type(error).__name__}: {error}; PATCHSWARM_DEBUG=1 shows where", Exit.UNEXPECTED
 
 

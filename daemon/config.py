@@ -16,7 +16,7 @@ import msgspec
 
 from ..protocol.errors import MessageError
 from ..protocol.ids import check_stream_name
-from .errors import BadInputError, ConfigError
+from .errors import BadInputError, ConfigError, reason
 from .home import Home, write_private
 from .mirror.url import check_url
 from .tables import convert, keys_of, refuse_unknown, to_toml
@@ -182,7 +182,9 @@ class Local(Section, frozen=True):
         if not 0 <= self.mode_bits <= 0o777:
             raise ValueError(f"socket_mode {self.socket_mode!r} is outside 0000 to 0777")
         if self.tcp and parse_address(self.tcp)[0] not in {"127.0.0.1", "::1", "localhost"}:
-            raise ValueError(f"tcp {self.tcp!r} is not loopback; the API must not face the network")
+            raise ValueError(
+                f"tcp {self.tcp!r} is not loopback; write 127.0.0.1:PORT: the API must not face the network"
+            )
 
     @property
     def mode_bits(self) -> int:
@@ -309,9 +311,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             text = home.config.read_text()
         except OSError as error:
-            raise ConfigError(f"{home.config}: cannot read it: {error.strerror}") from None
+            raise ConfigError(f"{home.config}: cannot read it: {reason(error)}") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"{home.config}: not UTF-8 text") from None
+            raise ConfigError(f"{home.config}: not UTF-8 text: write it anew") from None
         return cls.parse(text, home)
 
     @classmethod
@@ -321,7 +323,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{where}: not TOML: {error}") from None
+            raise ConfigError(f"{where}: not TOML: {error}; correct it") from None
         _check_version(raw.pop("config_version", VERSION), where)  # files of the first days do not say
         sections = _sections()
         refuse_unknown(raw, [*sections, "stream"], where, "")
@@ -345,7 +347,7 @@ def _resolve(config: Config, root: Path) -> Config:
         try:
             return root / path.expanduser()
         except RuntimeError:
-            raise ConfigError(f"{root / 'config.toml'}: {path}: no such user") from None
+            raise ConfigError(f"{root / 'config.toml'}: {path}: no such user; write a whole path") from None
 
     replace = msgspec.structs.replace
     return replace(

@@ -133,15 +133,15 @@ class Deltas:
         found = _slot(replica, version)
         if found is None:
             raise UnknownVersionError(
-                f"version {version} of {replica.stream} is not held here: keep a lease on what the engine has until "
-                f"the next version is applied, or load that in full"
+                f"version {version} of {replica.stream} is not held here",
+                remedy="keep a lease on what the engine has until the next version is applied, or load that in full",
             )
         return found
 
     def _end(self, replica: Replica, begin: Slot, version: int | None) -> _End:
         slot = replica.current() if version is None else _slot(replica, version)
         if slot is None and version is None:
-            raise UnknownVersionError(f"{replica.stream} has no version that is served now: name one, or wait")
+            raise UnknownVersionError(f"{replica.stream} has no version that is served now", remedy="name one, or wait")
         if slot is not None:
             return _End(slot.manifest, slot.epoch, slot.version, slot.label, slot)
         manifests = [
@@ -155,8 +155,8 @@ class Deltas:
             if route is not None:
                 return _End(name, manifest.epoch, manifest.version, manifest.label, None, route)
         raise UnknownVersionError(
-            f"version {version} of {replica.stream} is neither held here nor reached from version {begin.version}: "
-            "wait until it is committed"
+            f"version {version} of {replica.stream} is neither held here nor reached from version {begin.version}",
+            remedy="wait until it is committed",
         )
 
     async def _make(self, replica: Replica, begin: Slot, end: _End) -> _Kept:
@@ -167,16 +167,14 @@ class Deltas:
             file = await asyncio.shield(making)
             if any(event.is_set() for _, event in voided):
                 file.close()
-                raise UnavailableError(f"a version of {replica.stream} was withdrawn meanwhile: ask again")
+                raise UnavailableError(f"a version of {replica.stream} was withdrawn meanwhile", remedy="ask again")
             return _Kept(replica, begin, end, file)
         except (ChunkMissingError, ChunkCorruptError) as error:
             raise UnavailableError(
-                f"chunks on the way to version {end.version} are gone ({error}): ask again"
+                f"chunks on the way to version {end.version} are gone ({error})", remedy="ask again"
             ) from None
         except ProtocolError as error:
-            raise LoadInFullError(
-                f"a transition to version {end.version} does not fit ({error}): load in full"
-            ) from None
+            raise LoadInFullError(f"a transition to version {end.version} does not fit ({error})") from None
         except asyncio.CancelledError:
             stop.set()
             with contextlib.suppress(Exception):  # the cancellation is what counts now

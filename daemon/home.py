@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .errors import HomeError, InUseError
+from .errors import HomeError, InUseError, reason
 from .locking import alone
 
 FORMAT: Final = 1
@@ -90,7 +90,10 @@ class Home:
         text = _read(self.root / "format").decode(errors="replace").strip()
         number = text.removeprefix(_FORMAT_LINE)
         if not text.startswith(_FORMAT_LINE) or not number.isdigit():
-            raise HomeError(f"{self.root / 'format'}: does not say {_FORMAT_LINE + str(FORMAT)!r}; is this a home?")
+            raise HomeError(
+                f"{self.root / 'format'}: does not say {_FORMAT_LINE + str(FORMAT)!r}; "
+                "choose another --home, or restore the file"
+            )
         if int(number) != FORMAT:
             age = "newer" if int(number) > FORMAT else "older"
             raise HomeError(
@@ -112,7 +115,7 @@ class Home:
         except (FileExistsError, NotADirectoryError):
             raise HomeError(f"{self.root}: not a directory; choose another --home") from None
         except OSError as error:
-            raise HomeError(f"{self.root}: cannot make a home here: {error.strerror}") from None
+            raise HomeError(f"{self.root}: cannot make a home here: {reason(error)}") from None
         with self.lock():
             self._check_free()
             try:
@@ -147,7 +150,7 @@ class Home:
         """Hold the home alone. Raises InUseError naming the process that has it; the kernel frees it on any exit."""
 
         def unusable(error: OSError) -> HomeError:
-            return HomeError(f"{self.lock_file}: cannot open it: {error.strerror}")
+            return HomeError(f"{self.lock_file}: cannot open it: {reason(error)}")
 
         def taken(handle: int) -> InUseError:
             pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
@@ -175,7 +178,7 @@ def write_private(path: Path, data: bytes) -> None:
             raise
         sync_folder(path.parent)
     except OSError as error:
-        raise HomeError(f"{path}: cannot write it: {error.strerror}") from None
+        raise HomeError(f"{path}: cannot write it: {reason(error)}") from None
 
 
 def read_token(path: Path) -> str:
@@ -199,4 +202,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise HomeError(f"{path}: cannot read it: {error.strerror}") from None
+        raise HomeError(f"{path}: cannot read it: {reason(error)}") from None

@@ -149,15 +149,19 @@ def _not_held(stream: str, held: Sequence[int], steps: Sequence[tuple[int, int]]
     here = f"held are {', '.join(map(str, sorted(held)))}" if held else "none is held"
     for old, new in steps:
         if new not in held:
-            return UnknownVersionError(f"version {new} of {stream!r} is not held here; {here}")
+            return UnknownVersionError(
+                f"version {new} of {stream!r} is not held here; {here}", remedy="name one of these"
+            )
         if old == new:
-            return UnknownVersionError(f"no version of {stream!r} before {new} is known here; {here}: give --from")
+            return UnknownVersionError(
+                f"no version of {stream!r} before {new} is known here; {here}", remedy="give --from"
+            )
         if old not in held:
             return UnknownVersionError(
-                f"version {old} of {stream!r}, to compare {new} with, is not held here any more; {here}: keep a lease "
-                "on it while the next one comes, give --from, or compare copies with --dirs"
+                f"version {old} of {stream!r}, to compare {new} with, is not held here any more; {here}",
+                remedy="keep a lease on it while the next one comes, give --from, or compare copies with --dirs",
             )
-    return UnknownVersionError(f"no version of {stream!r} is held here yet")
+    return UnknownVersionError(f"no version of {stream!r} is held here yet", remedy="wait for one, or use --dirs")
 
 
 def _compare(pair: Pair, *, quiet: bool) -> Stillness:

@@ -22,6 +22,7 @@ from .transition import chunk_readers, read_layout
 MAX_READ_BYTES: Final = 256 * 1024 * 1024
 """A larger patch is not opened only to look at it."""
 _KEPT: Final = 64
+_FROM_DIRS: Final = "compare the two checkpoints with 'patchswarm inspect --dirs OLD NEW'"
 _NUMBER: Final = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 
@@ -43,16 +44,22 @@ class Patches:
         """What the patch to a version changes; of several, the one that is cheapest to read."""
         found = [each for each in self._fleet.view.complete(stream) if each.version == version]
         if not found:
-            raise UnknownVersionError(f"no patch to version {version} of {stream} is complete on this node")
+            raise UnknownVersionError(
+                f"no patch to version {version} of {stream} is complete on this node", remedy=_FROM_DIRS
+            )
         transition = min(found, key=_size)
         if _size(transition) > MAX_READ_BYTES:
-            raise UnknownVersionError(f"the patch to version {version} of {stream} is too large to be looked into")
+            raise UnknownVersionError(
+                f"the patch to version {version} of {stream} is too large to be looked into", remedy=_FROM_DIRS
+            )
         groups = self._read.get(transition.attempt)
         if groups is None:
             try:
                 groups = await asyncio.to_thread(self._look_into, transition)
             except ChunkMissingError:
-                raise UnknownVersionError(f"the patch to version {version} of {stream} was just deleted") from None
+                raise UnknownVersionError(
+                    f"the patch to version {version} of {stream} was just deleted", remedy=_FROM_DIRS
+                ) from None
             self._read[transition.attempt] = groups
             if len(self._read) > _KEPT:
                 self._read.popitem(last=False)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .errors import BadInputError
+from .errors import BadInputError, reason
 
 if TYPE_CHECKING:
     from ..storage.stillness import Part, Stillness
@@ -27,7 +27,7 @@ _MOST_VERSIONS: Final = 8
 def check(path: Path) -> None:
     """Raise BadInputError unless a picture can be drawn into `path`."""
     if path.suffix.lower() not in _SUFFIXES:
-        raise BadInputError(f"{path}: a picture's name ends in {', '.join(_SUFFIXES)}")
+        raise BadInputError(f"{path}: name a picture that ends in {', '.join(_SUFFIXES)}")
     if not path.absolute().parent.is_dir():
         raise BadInputError(f"{path.absolute().parent} is not a directory: make it first")
     if importlib.util.find_spec("matplotlib") is None:
@@ -55,7 +55,7 @@ def draw(path: Path, found: Found) -> None:
     try:
         figure.savefig(path)
     except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}") from None
+        raise BadInputError(f"{path}: {reason(error)}") from None
 
 
 def _groups(axes: Any, groups: Sequence[Part]) -> None:

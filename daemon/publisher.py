@@ -119,7 +119,10 @@ class Publisher:
         secret = [*self._identity.keys.glob("*"), *home.glob("invites/*"), *(home / name for name in TOKENS)]
         inodes = {(found.st_dev, found.st_ino) for path in secret if path.exists() for found in (path.stat(),)}
         if inodes & source.inodes():
-            raise RefusedError(f"{source.directory}: holds keys or tokens of this node, which are not to be published")
+            raise RefusedError(
+                f"{source.directory}: holds keys or tokens of this node, which are not to be published: "
+                "give the checkpoint a directory of its own"
+            )
 
     def owns(self, stream: str) -> bool:
         """Whether this node publishes the stream."""

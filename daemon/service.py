@@ -176,7 +176,7 @@ class NodeService:
                     await self._appeared.wait()
             except TimeoutError:
                 raise VersionNotReadyError(
-                    f"stream {stream!r} is not announced after {timeout_s:g} s: wait longer, or check its name"
+                    f"stream {stream!r} is not announced after {timeout_s:g} s", remedy="wait longer, or check its name"
                 ) from None
         replica = self._replica(stream)
         while True:
@@ -211,11 +211,11 @@ class NodeService:
                 streamed=request.streamed,
             )
         except RefusedError as error:
-            raise NotPublisherError(str(error)) from None
+            raise NotPublisherError(str(error), remedy="") from None
         except NotRisingError as error:
-            raise VersionNotRisingError(str(error), newest=error.newest) from None
+            raise VersionNotRisingError(str(error), remedy="", newest=error.newest) from None
         except ConflictError as error:
-            raise PublishBusyError(str(error)) from None
+            raise PublishBusyError(str(error), remedy="") from None
         return publish_result(made)
 
     async def lease(self, stream: str, version: int | None, ttl_s: float, group: Sequence[str] = ()) -> LeaseInfo:
@@ -235,8 +235,8 @@ class NodeService:
         records = self._fleet.swarm.gossip.nodes
         found = [node for node in records if node.hex().startswith(prefix)]
         if len(found) != 1:
-            what = "names no node that is known here" if not found else f"names {len(found)} nodes: give more digits"
-            raise InvalidRequestError(f"group: {prefix!r} {what}")
+            what = f"names {len(found)} nodes" if found else "names no node that is known here"
+            raise InvalidRequestError(f"group: {prefix!r} {what}", remedy="'patchswarm peers --json' shows their ids")
         head = next((each for each in records[found[0]].heads if each.stream == lease.stream), None)
         if head is None or head.manifest != lease.manifest:
             has = f"version {head.version}" if head else "nothing yet"
@@ -365,7 +365,9 @@ class NodeService:
         try:
             return await self._fleet.accept(ObjectKind[kind.upper()], data)
         except ProtocolError as error:
-            raise InvalidRequestError(f"not to be spread: {error}") from None
+            raise InvalidRequestError(
+                f"not to be spread: {error}", remedy="have it signed by this cluster's CA, or a key that it let issue"
+            ) from None
 
     def ready(self) -> Readiness:
         """Whether this node serves current weights."""

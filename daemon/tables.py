@@ -37,8 +37,8 @@ def refuse_unknown(table: object, known: list[str], where: str, path: str) -> No
     for key in table if isinstance(table, dict) else []:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {path}{key}; {hint}")
+            hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}, or remove it"
+            raise ConfigError(f"{where}: unknown key {path}{key}", remedy=hint)
 
 
 def convert(table: object, kind: Any, where: str, path: str) -> Any:
@@ -53,7 +53,9 @@ def convert(table: object, kind: Any, where: str, path: str) -> Any:
         key = inner.removesuffix("`")
         if message.startswith("Invalid enum value"):
             message += f"; choose {' or '.join(map(repr, _choices(kind, key.removeprefix('.'))))}"
-        raise ConfigError(f"{where}: {path}{key}: {message}") from None
+        # What the values' own types say, they say with an example.
+        remedy = "write what its comment says it takes" if message.startswith("Expected") else ""
+        raise ConfigError(f"{where}: {path}{key}: {message}", remedy=remedy) from None
 
 
 def _choices(kind: Any, key: str) -> tuple[object, ...]:

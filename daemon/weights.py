@@ -165,7 +165,9 @@ def versions(*, stream: str, label: str | None, as_json: bool, home: Home, socke
     if label is not None:
         known = [version for version in known if version.label == label]
         if not known:
-            raise UnknownVersionError(f"no version of {stream!r} is labelled {label!r}; without --label all are shown")
+            raise UnknownVersionError(
+                f"no version of {stream!r} is labelled {label!r}", remedy="leave --label out to see all"
+            )
     if as_json:
         console.print_json({"versions": known})
         return

@@ -74,10 +74,13 @@ def decode_token(text: str) -> Token:
     number = head.removeprefix(_TOKEN_PREFIX)
     if not mark or not head.startswith(_TOKEN_PREFIX) or not number.isdecimal():
         raise TokenError(
-            "this is not an invite token; it starts with 'patchswarm1_' and is printed by the head's invite"
+            "this is not an invite token; give the line that starts with 'patchswarm1_', as the head's invite prints it"
         )
     if number != str(TOKEN_VERSION):
-        raise TokenError(f"the token is of version {number}, this patchswarm reads version {TOKEN_VERSION}")
+        raise TokenError(
+            f"the token is of version {number}, this patchswarm reads version {TOKEN_VERSION}: "
+            "run the same one at both ends"
+        )
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -88,7 +91,7 @@ def decode_token(text: str) -> Token:
     try:
         return unpack_as(data[:-_CHECKSUM_BYTES], Token, limit=MAX_JOIN_BYTES)
     except MessageError as error:
-        raise TokenError(f"the token is malformed: {error}") from None
+        raise TokenError(f"the token is malformed: {error}; make a new one on the head") from None
 
 
 def _text(data: bytes) -> str:

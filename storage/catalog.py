@@ -219,7 +219,7 @@ class Catalog:
                 if (epoch, version) <= (mark.epoch, mark.version):
                     raise NotNewerError(
                         f"{stream} version {version} (epoch {epoch}, manifest {short(manifest)}) is not newer than "
-                        f"version {mark.version} (epoch {mark.epoch}, manifest {short(mark.manifest)})"
+                        f"version {mark.version} (epoch {mark.epoch}, manifest {short(mark.manifest)}): raise it"
                     )
             database.execute(
                 "INSERT INTO marks VALUES (?, ?, ?, ?) ON CONFLICT (stream) DO UPDATE SET "

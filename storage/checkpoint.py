@@ -167,7 +167,7 @@ def scan(directory: Path, files: Files | None = None) -> Source:
     files = files or Files()
     found = sorted(_walk(files, directory))
     if not found:
-        raise NotACheckpointError(f"{directory} is empty: give the directory that holds the safetensors files")
+        raise NotACheckpointError(f"{directory} is empty: no file of a checkpoint is in it")
     parts = [_scan_file(files, directory, path) for path, _ in found]
     layout = Layout(tuple(File(path, regions) for (path, _), (regions, _) in zip(found, parts, strict=True)))
     try:
@@ -230,9 +230,7 @@ def _walk_folder(
         except OSError as error:
             if isinstance(error, PermissionError):
                 raise
-            raise NotACheckpointError(
-                f"{folder / entry.name} is a symlink to nothing, or vanished: complete the checkpoint first"
-            ) from None
+            raise NotACheckpointError(f"{folder / entry.name} is a symlink to nothing, or vanished") from None
         if is_regular(found):
             count[0] += 1
             if count[0] > MAX_FILES:

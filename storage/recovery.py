@@ -68,6 +68,10 @@ def open_catalog(path: Path, slot_dir: Path, files: Files | None = None) -> tupl
     try:
         rebuilt = _fill(catalog, path, slot_dir, files, reason)
         catalog.fold()
+    except CatalogError:
+        catalog.close()
+        _remove(files, draft)
+        raise
     finally:
         catalog.close()
     _remove(files, draft, but=draft)

@@ -88,7 +88,9 @@ class SignedLog:
             return {}
         data = read_file(self._files, self.path, limit=_MOST_BYTES)
         if data[: len(_MAGIC)] == _MAGIC and data[len(_MAGIC) : len(_START)] > bytes((_FORMAT,)):
-            raise CatalogError(f"{self.path} has a later format: upgrade patchswarm")
+            error = CatalogError(f"{self.path} has a later format: upgrade patchswarm")
+            error.later_format = True
+            raise error
         entries = decode_log(data)
         self.is_whole = data == encode_log(entries)
         found = {entry.key: entry for entry in entries}

@@ -205,7 +205,7 @@ class StreamSlots(SlotTable):
         if others or self._pins[found]:
             raise SlotsBusyError(
                 f"{found.path} is the only slot of {self.stream} and is being read: "
-                "it changes under an exclusive lease alone"
+                "wait for its leases to end, or raise slots"
             )
 
     def _check_space(self, change: Plan, freed_bytes: int) -> None:
@@ -296,7 +296,7 @@ class StreamSlots(SlotTable):
         """
         with self._lock:
             if self._building is not None or self._recovering:
-                raise SlotsBusyError(f"{self.stream} is building a version: recovery goes before or after")
+                raise SlotsBusyError(f"{self.stream} is building a version: wait until it is committed")
             self._recovering = True
         try:
             while self._directories.pending:

@@ -66,10 +66,11 @@ _OUT_OF_TIME: Final = {9, 10}  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X50
 
 _log: Final = structlog.get_logger(__name__)
 
+_SEE: Final = "see whether the head's daemon is ready, and its port open"
 _REFUSALS: Final[dict[Reason, str]] = {
-    Reason.MALFORMED: "the head could not read the request; do both ends run the same patchswarm version?",
+    Reason.MALFORMED: "the head could not read the request; run the same patchswarm version at both ends",
     Reason.NOT_ISSUER: "the node at this address cannot enrol others; make the token on the head",
-    Reason.UNKNOWN: "the head does not know this token; it was withdrawn, or made by another cluster",
+    Reason.UNKNOWN: "the head does not know this token, of another cluster or withdrawn; make a new one on the head",
     Reason.EXPIRED: "the token has expired; make a new one with 'patchswarm invite' on the head",
     Reason.USED: "the token was used already; make a new one with 'patchswarm invite' on the head",
 }
@@ -252,14 +253,15 @@ async def _find_issuer(token: Token, told: Callable[[str], object]) -> tuple[str
             async with _exchange(address, tls.joiner_context(None)) as (_, _, greeting):
                 pass
         except UnreachableError as error:
-            failures.append(str(error))
+            failures.append(str(error.args[0]))
             continue
         if digest(greeting.certificate) != token.authority:
             raise RefusedError(
-                f"{address}: belongs to another cluster than the token; is the address still the head's?"
+                f"{address}: belongs to another cluster than the token; "
+                "see whether the address is still the head's, or get a new invite"
             )
         return address, x509.load_der_x509_certificate(greeting.certificate)
-    raise UnreachableError(f"{'; '.join(failures)}; is the head's daemon ready, and its port open?")
+    raise UnreachableError("; ".join(failures), remedy=_SEE)
 
 
 async def _enrol(
@@ -275,7 +277,8 @@ async def _enrol(
             async with _exchange(address, context) as (reader, writer, greeting):
                 if authority.node_id(tls.peer_node_key(writer.get_extra_info("ssl_object"))) != token.issuer:
                     raise RefusedError(
-                        f"{address}: is not the node that made the token; is the address still the head's?"
+                        f"{address}: is not the node that made the token; "
+                        "see whether the address is still the head's, or get a new invite"
                     )
                 public_key = node_key.public_key().public_bytes_raw()
                 possession = Possession(greeting.challenge, token.authority, token.issuer, token.invite, public_key)
@@ -308,7 +311,7 @@ def check_issued(
     except (ValueError, ProtocolError):
         keys = set()
     if keys != {node_key}:
-        raise RefusedError("the head sent a certificate that is not this node's; do both ends run the same version?")
+        raise RefusedError("the head sent a certificate that is not this node's; run the same version at both ends")
     return chain
 
 
@@ -327,16 +330,16 @@ async def _exchange(
                 raise MessageError("the first message is no greeting")
             yield reader, writer, greeting
     except TimeoutError:
-        raise UnreachableError(f"{address}: no answer within {EXCHANGE_TIMEOUT_S:.0f} s") from None
+        raise UnreachableError(f"{address}: no answer within {EXCHANGE_TIMEOUT_S:.0f} s", remedy=_SEE) from None
     except ssl.SSLCertVerificationError as error:
-        hint = "; are both clocks right?" if error.verify_code in _OUT_OF_TIME else ""
+        step = "set both clocks right" if error.verify_code in _OUT_OF_TIME else "get a new invite from its head"
         raise RefusedError(
-            f"{address}: its certificate does not hold in the token's cluster: {error.verify_message}{hint}"
+            f"{address}: its certificate does not hold in the token's cluster: {error.verify_message}", remedy=step
         ) from None
     except (ssl.SSLError, ProtocolError):
-        raise UnreachableError(f"{address}: does not answer like a patchswarm head") from None
+        raise UnreachableError(f"{address}: does not answer like a patchswarm head", remedy=_SEE) from None
     except OSError as error:
-        raise UnreachableError(f"{address}: {error.strerror or error}") from None
+        raise UnreachableError(f"{address}: {error.strerror or error}", remedy=_SEE) from None
     finally:
         if writer is not None:
             writer.transport.abort()

@@ -119,18 +119,25 @@ class Identity:
     def _check(self) -> None:
         certificate_file = self.keys / NODE_CERTIFICATE
         if _key_in(self.certificate, certificate_file) != self.node_public_key:
-            raise HomeError(f"{certificate_file}: is not the certificate of {NODE_KEY} beside it")
+            raise HomeError(
+                f"{certificate_file}: is not the certificate of {NODE_KEY} beside it; restore both from one backup"
+            )
         if self.ca_key and self.ca_key.public_key().public_bytes_raw() != self.ca_public_key:
-            raise HomeError(f"{self.keys / CA_KEY}: is not the key of {CA_CERTIFICATE} beside it")
+            raise HomeError(
+                f"{self.keys / CA_KEY}: is not the key of {CA_CERTIFICATE} beside it; restore both from one backup"
+            )
         try:
             authority.check_chain(self.certificates, self.ca_certificate)
             member = verify_membership(self.membership, self.ca_public_key)
         except (ValueError, ProtocolError):
             raise HomeError(
-                f"{self.keys}: the certificate or membership is not by {CA_CERTIFICATE} beside it"
+                f"{self.keys}: the certificate or membership is not by {CA_CERTIFICATE} beside it; "
+                "restore the keys from one backup"
             ) from None
         if member.node_key != self.node_public_key:
-            raise HomeError(f"{self.keys / MEMBERSHIP}: is the membership of another node")
+            raise HomeError(
+                f"{self.keys / MEMBERSHIP}: is the membership of another node; restore the keys from one backup"
+            )
         if self.issuing is not None and self.issuing.record:
             self._check_issuer(self.issuing)
 
@@ -240,4 +247,4 @@ def _key_in(certificate: x509.Certificate, path: Path) -> bytes:
     try:
         return authority.public_key_of(certificate)
     except ValueError as error:
-        raise HomeError(f"{path}: {error}") from None
+        raise HomeError(f"{path}: {error}; restore it from a backup, or make a new home") from None

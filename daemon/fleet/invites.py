@@ -19,7 +19,7 @@ import msgspec
 
 from ...protocol.ids import digest
 from ...protocol.join import Reason
-from ..errors import HomeError
+from ..errors import HomeError, reason
 from ..home import write_private
 
 _KEEP_S = 7 * 86400.0  # a dead invite is kept so long, to tell "expired" from "unknown"
@@ -106,7 +106,7 @@ def _lock(folder: Path) -> Iterator[None]:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise HomeError(f"{folder}: cannot open it: {error.strerror}") from None
+        raise HomeError(f"{folder}: cannot open it: {reason(error)}") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

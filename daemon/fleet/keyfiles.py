@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from ..errors import HomeError
+from ..errors import HomeError, reason
 from ..home import write_private
 
 
@@ -28,7 +28,7 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise HomeError(f"{path}: not an Ed25519 private key in PEM")
+        raise HomeError(f"{path}: not an Ed25519 private key in PEM; restore it from a backup, or make a new home")
     return key
 
 
@@ -42,7 +42,7 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(read_file(path))
     except ValueError:
-        raise HomeError(f"{path}: not a certificate in PEM") from None
+        raise HomeError(f"{path}: not a certificate in PEM; restore it from a backup, or make a new home") from None
 
 
 def read_file(path: Path) -> bytes:
@@ -52,4 +52,4 @@ def read_file(path: Path) -> bytes:
     except FileNotFoundError:
         raise HomeError(f"{path}: missing; restore it from a backup, or make a new home") from None
     except OSError as error:
-        raise HomeError(f"{path}: cannot read it: {error.strerror}") from None
+        raise HomeError(f"{path}: cannot read it: {reason(error)}") from None

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from ...protocol.lane import MAGIC, PREAMBLE_BYTES
-from ..errors import InUseError
+from ..errors import InUseError, reason
 from ..units import parse_address
 
 _log: Final = structlog.get_logger(__name__)
@@ -54,7 +54,7 @@ def bind(address: str) -> socket.socket:
             raise InUseError(
                 f"{address} is in use by another program: stop it, or set node.listen to a free port"
             ) from None
-        raise InUseError(f"cannot listen on {address}: {error.strerror or error}") from None
+        raise InUseError(f"cannot listen on {address}: {reason(error)}") from None
     return listening
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ..errors import BadInputError, HomeError, RefusedError
+from ..errors import BadInputError, HomeError, RefusedError, reason
 from ..home import write_private
 from . import authority
 from .keyfiles import read_certificate, read_key, write_key
@@ -28,7 +28,7 @@ def create(folder: Path, key: Ed25519PrivateKey, certificate: x509.Certificate) 
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise HomeError(f"{folder}: cannot make it: {error.strerror}") from None
+        raise HomeError(f"{folder}: cannot make it: {reason(error)}") from None
     write_private(folder / CA_CERTIFICATE, authority.to_pem([certificate]))
     write_key(folder / CA_KEY, key)
 
@@ -37,5 +37,5 @@ def load(folder: Path, expected: x509.Certificate) -> Ed25519PrivateKey:
     """The CA's key in a folder. Raises HomeError for a file that is missing or damaged, RefusedError for another CA."""
     key, certificate = read_key(folder / CA_KEY), read_certificate(folder / CA_CERTIFICATE)
     if certificate != expected or key.public_key() != certificate.public_key():
-        raise RefusedError(f"{folder}: holds the key of another cluster's CA than this home's")
+        raise RefusedError(f"{folder}: holds the key of another cluster's CA than this home's; give the right --ca-dir")
     return key

@@ -106,7 +106,9 @@ def _tokens(config: LocalConfig) -> dict[str, Right]:
     """What each token gives. Raises ConfigError for one that could be guessed, or that is there twice."""
     given = ((config.token, Right.READ), (config.publish_token, Right.PUBLISHER), (config.admin_token, Right.ALL))
     if not config.token or any(0 < len(token) < _MIN_TOKEN for token, _ in given):
-        raise ConfigError(f"the local TCP socket needs a token of at least {_MIN_TOKEN} characters")
+        raise ConfigError(
+            f"the local TCP socket needs a token of at least {_MIN_TOKEN} characters; delete its file to have one made"
+        )
     tokens = {token: right for token, right in given if token}
     if len(tokens) < sum(bool(token) for token, _ in given):
         raise ConfigError("two of the local API's tokens are the same: delete one of the files to have it made anew")

@@ -62,7 +62,7 @@ def apply_delta(
     not hold what `base` does.
     """
     if not 0 <= rank < world:
-        raise BadInputError(f"rank {rank} of {world}: ranks count from 0")
+        raise BadInputError(f"rank {rank} of {world}: give a rank from 0 on, below the world")
     writes = []
     for name, changed in delta.items():
         target = state_dict.get(name)
@@ -120,7 +120,7 @@ def _as_integers(changed: Changed, target: Any, shard: Shard | None) -> Any:
     width = changed.values.itemsize
     if isinstance(target, np.ndarray):
         if not target.flags.writeable:
-            raise BadInputError(f"tensor {changed.name!r} cannot be written to")
+            raise BadInputError(f"tensor {changed.name!r} cannot be written to: hand in one whose memory is its own")
         return target.view(f"u{width}") if target.ndim else target.reshape(1).view(f"u{width}")
     import torch
 

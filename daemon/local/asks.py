@@ -190,7 +190,7 @@ class Publishing:
         """What was published. Raises ConnectionLostError when the daemon never said."""
         if self._result is None:
             raise ConnectionLostError(
-                "the daemon went away during the publish; its list of versions ('patchswarm versions') tells what "
-                "became of it"
+                "the daemon went away during the publish",
+                remedy="its list of versions ('patchswarm versions') tells what became of it",
             )
         return self._result

@@ -114,7 +114,9 @@ class Client:
         with self.lease(stream, version, ttl_s) as lease:
             listing = self._ask(asks.tensors(stream, lease.version))
             if listing.version.manifest != lease.info.manifest:
-                raise LocalError(f"version {lease.version} of {stream!r} changed while it was opened; try again")
+                raise LocalError(
+                    f"version {lease.version} of {stream!r} changed while it was opened", remedy="try again"
+                )
             tensors = Tensors(lease.path, listing.version, listing.tensors)
             try:
                 yield tensors

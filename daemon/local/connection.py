@@ -41,7 +41,9 @@ def error_of(status: int, body: bytes) -> LocalError:
     try:
         return LocalError.of(msgspec.json.decode(body, type=Problem))
     except msgspec.DecodeError:
-        return LocalError(f"the daemon answered HTTP {status} and no reason")
+        return LocalError(
+            f"the daemon answered HTTP {status} and no reason", remedy="see whether a daemon answers there"
+        )
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -49,7 +51,9 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise LocalError(f"the daemon answered something unexpected ({error}); is it of this version?") from None
+        raise LocalError(
+            f"the daemon answered something unexpected ({error})", remedy="see whether it is of this version"
+        ) from None
 
 
 class DaemonAddress:
@@ -109,12 +113,9 @@ class DaemonAddress:
     def refused(self, error: OSError) -> LocalError:
         """What it means that connecting failed with `error`."""
         if isinstance(error, PermissionError):
-            return UnauthorizedError(f"{self}: no right to use this socket; run as its owner or in its group")
+            return UnauthorizedError(f"{self}: no right to use this socket", remedy="run as its owner or in its group")
         reason = error.strerror or str(error) or type(error).__name__
-        return NotRunningError(
-            f"{self}: no daemon answers here ({reason}); start it with 'patchswarm daemon' and wait until it "
-            "says ready, or name its socket"
-        )
+        return NotRunningError(f"{self}: no daemon answers here ({reason})")
 
     def _connect(self) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._host, self._port or None, timeout=_CONNECT_S)

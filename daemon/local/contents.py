@@ -36,6 +36,7 @@ from .streams import STREAM
 BYTES: Final = "application/octet-stream"
 VERSION: Final = STREAM + "/versions/{version}"
 _KEPT_INDEXES: Final = 2
+_DAMAGED: Final = "the slot is damaged: 'patchswarm verify --repair' mends it"
 _LISTING_PROBLEMS: Final = (UnknownStreamError, UnknownVersionError, InvalidRequestError)
 _BYTES_PROBLEMS: Final = (*_LISTING_PROBLEMS, UnsatisfiableRangeError, PreconditionFailedError, StorageFailedError)
 
@@ -165,7 +166,7 @@ class ContentEndpoints:
             if len(found) > 1:
                 files = [info.file for info in found]
                 raise AmbiguousTensorError(
-                    f"tensor {call.name!r} is in {len(files)} files; name one with ?file=", files=files
+                    f"tensor {call.name!r} is in {len(files)} files", remedy="name one with ?file=", files=files
                 )
             info = found[0]
             etag = strong_etag(opened.info.manifest, "tensor", info.file, info.name)
@@ -213,11 +214,11 @@ def _open(opened: OpenVersion, path: str, least_bytes: int) -> Iterator[int]:
     try:
         descriptor = os.open(opened.path / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        raise StorageFailedError(f"{opened.path / path}: {error.strerror}; the slot is damaged") from None
+        raise StorageFailedError(f"{opened.path / path}: {error.strerror}", remedy=_DAMAGED) from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size < least_bytes:
-            raise StorageFailedError(f"{opened.path / path}: not the whole file any more; the slot is damaged")
+            raise StorageFailedError(f"{opened.path / path}: not the whole file any more", remedy=_DAMAGED)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -71,7 +71,7 @@ class Delta(Mapping[str, Changed]):
     def __init__(self, raw: NDArray[np.uint8]) -> None:
         start = 8 + int.from_bytes(raw[:8].tobytes(), "little") if raw.size >= 8 else raw.size + 1
         if start > raw.size:
-            raise LocalError("the daemon sent a delta without a whole header; ask again")
+            raise LocalError("the daemon sent a delta without a whole header", remedy="ask again")
         header = _decoded(raw[8:start].tobytes(), dict[str, msgspec.Raw])
         self._words = _decoded(bytes(header.pop("__metadata__", b"{}")), dict[str, str])
         if self._words.get("format") != FORMAT:
@@ -156,14 +156,16 @@ class Delta(Mapping[str, Changed]):
 def buffer_for(size_bytes: int | None) -> NDArray[np.uint8]:
     """Memory for a delta of this size, aligned. Raises LocalError when the daemon did not say the size."""
     if size_bytes is None:
-        raise LocalError("the daemon sent a delta without its length; is it of this version?")
+        raise LocalError("the daemon sent a delta without its length", remedy="see whether it is of this version")
     return np.empty(size_bytes, np.uint8)
 
 
 def whole(buffer: NDArray[np.uint8], left_bytes: int) -> Delta:
     """The delta in a buffer that `left_bytes` are missing from. Raises ConnectionLostError for a part of one."""
     if left_bytes:
-        raise ConnectionLostError(f"{buffer.size - left_bytes} of {buffer.size} bytes of a delta came; ask again")
+        raise ConnectionLostError(
+            f"{buffer.size - left_bytes} of {buffer.size} bytes of a delta came", remedy="ask again"
+        )
     return Delta(buffer)
 
 

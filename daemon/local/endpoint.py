@@ -59,7 +59,7 @@ class Call(Generic[Q, B]):
             return None
         if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_VERSION:
             return int(text)
-        raise InvalidRequestError(f"version {text[:40]!r} in the path: give a number or 'current'")
+        raise InvalidRequestError(f"version {text[:40]!r} in the path", remedy="give a number or 'current'")
 
 
 Answer = msgspec.Struct | web.StreamResponse | None
@@ -138,7 +138,7 @@ def _query(request: web.Request, kind: type[Q]) -> Q:
     given: dict[str, str] = {}
     for name, value in request.query.items():
         if name in given:
-            raise InvalidRequestError(f"query parameter {name!r} is given more than once")
+            raise InvalidRequestError(f"query parameter {name!r} is given more than once", remedy="give it once")
         given[name] = value
     try:
         return msgspec.convert(given, kind, strict=False)
@@ -156,7 +156,7 @@ async def _body(request: web.Request, kind: type[B]) -> B:
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"body: {_said(error)}") from None
     except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"body: not JSON ({error})") from None
+        raise InvalidRequestError(f"body: not JSON ({error})", remedy="send a JSON object") from None
 
 
 def _said(error: msgspec.ValidationError) -> str:

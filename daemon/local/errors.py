@@ -14,14 +14,19 @@ from .model import PROBLEM_PREFIX, Problem
 
 
 class LocalError(DaemonError):
-    """A request that could not be met. `context` holds JSON values that say more, for programs."""
+    """A request that could not be met: what went wrong, and what to do about it.
+
+    `remedy` is what to do about this one, without which the class says it; "" where the detail does already.
+    `context` holds JSON values that say more, for programs.
+    """
 
     slug: str = "internal-error"
     title: str = "The daemon met an error of its own"
     status: int = 500
+    remedy: str = "see the daemon's log, and report what it says there"
 
-    def __init__(self, detail: str, **context: Any) -> None:
-        super().__init__(detail)
+    def __init__(self, detail: str, *, remedy: str | None = None, **context: Any) -> None:
+        super().__init__(detail, remedy=remedy)
         self.detail = detail
         self.context = context
 
@@ -33,13 +38,14 @@ class LocalError(DaemonError):
             title=self.title,
             status=self.status,
             detail=self.detail,
+            remedy=self.remedy,
             context=self.context,
         )
 
     @staticmethod
     def of(problem: Problem) -> LocalError:
         """The error that `problem` came from; a LocalError with its slug and status when this version knows none."""
-        error = PROBLEMS.get(problem.slug, LocalError)(problem.detail)
+        error = PROBLEMS.get(problem.slug, LocalError)(problem.detail, remedy=problem.remedy)
         error.slug, error.title, error.status = problem.slug, problem.title, problem.status
         error.context = problem.context
         return error
@@ -51,6 +57,7 @@ class NotRunningError(LocalError):
     slug = "not-running"
     title = "No daemon answers"
     status = 503
+    remedy = "start it with 'patchswarm daemon' and wait until it says ready, or name its socket"
     exit = Exit.NOT_RUNNING
 
 
@@ -60,6 +67,7 @@ class ConnectionLostError(LocalError):
     slug = "connection-lost"
     title = "The connection to the daemon broke"
     status = 502
+    remedy = "ask again; if it goes on, see the daemon's log"
     exit = Exit.NOT_RUNNING
 
 
@@ -69,6 +77,7 @@ class InvalidRequestError(LocalError):
     slug = "invalid-request"
     title = "The request is malformed"
     status = 400
+    remedy = "correct the request; GET /openapi.json says what is allowed"
     exit = Exit.BAD_INPUT
 
 
@@ -78,6 +87,7 @@ class UnauthorizedError(LocalError):
     slug = "unauthorized"
     title = "The bearer token is missing or wrong"
     status = 401
+    remedy = "send 'Authorization: Bearer TOKEN' with what is in the home's file token"
     exit = Exit.REFUSED
 
 
@@ -87,6 +97,7 @@ class ForbiddenError(LocalError):
     slug = "forbidden"
     title = "The caller has not the right"
     status = 403
+    remedy = "use the home's token-publish or token-admin, or give this user the right with local.socket_rights"
     exit = Exit.REFUSED
 
 
@@ -96,6 +107,7 @@ class UnknownRouteError(LocalError):
     slug = "unknown-route"
     title = "No such path"
     status = 404
+    remedy = "GET /openapi.json lists the paths"
     exit = Exit.USAGE
 
 
@@ -105,6 +117,7 @@ class MethodNotAllowedError(LocalError):
     slug = "method-not-allowed"
     title = "The path does not take this method"
     status = 405
+    remedy = "GET /openapi.json lists the methods of each path"
     exit = Exit.USAGE
 
 
@@ -114,6 +127,7 @@ class BodyTooLargeError(LocalError):
     slug = "body-too-large"
     title = "The request body is too large"
     status = 413
+    remedy = "send a smaller body"
     exit = Exit.BAD_INPUT
 
 
@@ -123,6 +137,7 @@ class UnsatisfiableRangeError(LocalError):
     slug = "range-not-satisfiable"
     title = "The range lies outside the content"
     status = 416
+    remedy = "ask for the content's length first, with HEAD"
     exit = Exit.BAD_INPUT
 
 
@@ -132,6 +147,7 @@ class PreconditionFailedError(LocalError):
     slug = "precondition-failed"
     title = "The content is not the one asked for"
     status = 412
+    remedy = "read it anew, without If-Match"
     exit = Exit.CONFLICT
 
 
@@ -141,6 +157,7 @@ class UnknownStreamError(LocalError):
     slug = "unknown-stream"
     title = "No such stream on this node"
     status = 404
+    remedy = "check its name, and streams.follow in config.toml; 'patchswarm status' shows what is followed"
     exit = Exit.NOT_FOUND
 
 
@@ -150,6 +167,7 @@ class UnknownVersionError(LocalError):
     slug = "unknown-version"
     title = "No such version on this node"
     status = 404
+    remedy = "'patchswarm versions' shows what is here"
     exit = Exit.NOT_FOUND
 
 
@@ -159,6 +177,7 @@ class VersionNotReadyError(LocalError):
     slug = "version-not-ready"
     title = "The version is not here yet"
     status = 404
+    remedy = "wait longer; 'patchswarm status' shows how far it is"
     exit = Exit.TIMEOUT
 
 
@@ -168,6 +187,7 @@ class LoadInFullError(LocalError):
     slug = "load-in-full"
     title = "There is no delta between these versions"
     status = 409
+    remedy = "load the version in full"
     exit = Exit.CONFLICT
 
 
@@ -177,6 +197,7 @@ class UnknownFileError(LocalError):
     slug = "unknown-file"
     title = "No such file in this version"
     status = 404
+    remedy = "GET …/files lists the version's files"
     exit = Exit.NOT_FOUND
 
 
@@ -186,6 +207,7 @@ class UnknownTensorError(LocalError):
     slug = "unknown-tensor"
     title = "No such tensor in this version"
     status = 404
+    remedy = "GET …/tensors lists the version's tensors"
     exit = Exit.NOT_FOUND
 
 
@@ -195,6 +217,7 @@ class AmbiguousTensorError(LocalError):
     slug = "ambiguous-tensor"
     title = "Several files have a tensor of this name"
     status = 409
+    remedy = "name the file too"
     exit = Exit.BAD_INPUT
 
 
@@ -204,6 +227,7 @@ class UnknownLeaseError(LocalError):
     slug = "unknown-lease"
     title = "No such lease"
     status = 404
+    remedy = "take a new one and load again"
     exit = Exit.NOT_FOUND
 
 
@@ -213,6 +237,7 @@ class LeaseGoneError(LocalError):
     slug = "lease-gone"
     title = "The lease is gone"
     status = 410
+    remedy = "take a new one and load again"
     exit = Exit.CONFLICT
 
 
@@ -222,6 +247,7 @@ class NotPublisherError(LocalError):
     slug = "not-publisher"
     title = "This node may not publish here"
     status = 403
+    remedy = "publish on the stream's head"
     exit = Exit.REFUSED
 
 
@@ -231,6 +257,7 @@ class VersionNotRisingError(LocalError):
     slug = "version-not-rising"
     title = "Version numbers must rise"
     status = 409
+    remedy = "name a higher number, or none to take the next"
     exit = Exit.CONFLICT
 
 
@@ -240,6 +267,7 @@ class PublishBusyError(LocalError):
     slug = "publish-busy"
     title = "Another publish is under way"
     status = 409
+    remedy = "wait until it has ended, and publish again"
     exit = Exit.CONFLICT
 
 
@@ -249,6 +277,7 @@ class BadSourceError(LocalError):
     slug = "bad-source"
     title = "The directory cannot be published"
     status = 422
+    remedy = "give the directory of a finished checkpoint, with whole safetensors files"
     exit = Exit.BAD_INPUT
 
 
@@ -258,6 +287,7 @@ class UnavailableError(LocalError):
     slug = "unavailable"
     title = "The daemon cannot do this now"
     status = 503
+    remedy = "try again in a moment"
     exit = Exit.NOT_RUNNING
 
 
@@ -267,6 +297,7 @@ class NotReadyError(LocalError):
     slug = "not-ready"
     title = "The node is not ready"
     status = 503
+    remedy = "wait; 'patchswarm status' shows what it is doing"
     exit = Exit.NOT_RUNNING
 
 
@@ -276,6 +307,7 @@ class StorageFailedError(LocalError):
     slug = "storage-failed"
     title = "The node's storage failed"
     status = 507
+    remedy = "see the daemon's log, and whether the disk is full or failing"
     exit = Exit.UNEXPECTED
 
 

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ..errors import ConfigError, InUseError
+from ..errors import ConfigError, InUseError, reason
 
 MAX_PATH_BYTES: Final = 107
 """What fits a sockaddr_un on Linux (108 with its final zero)."""
@@ -33,7 +33,7 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"{path}: cannot listen here: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot listen here: {reason(error)}") from None
     return listener
 
 
@@ -42,9 +42,11 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        raise ConfigError(f"{host!r} is no IP address; the local API listens on a loopback address only") from None
+        raise ConfigError(f"{host!r} is no IP address of the loopback; use 127.0.0.1 or [::1]") from None
     if not address.is_loopback:
-        raise ConfigError(f"{host} is not a loopback address; the local API is for this host only")
+        raise ConfigError(
+            f"{host} is not a loopback address; use 127.0.0.1 or [::1]: the local API is for this host only"
+        )
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -71,7 +73,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"{path}: cannot look here: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot look here: {reason(error)}") from None
     if not stat.S_ISSOCK(found.st_mode):
         raise InUseError(f"{path}: exists and is not a socket; move it away or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
@@ -85,5 +87,5 @@ def _clear(path: Path) -> None:
         except BlockingIOError:
             pass  # somebody listens, and is busy
         except OSError as error:
-            raise InUseError(f"{path}: cannot tell whether a daemon answers here: {error.strerror}") from None
+            raise InUseError(f"{path}: cannot tell whether a daemon answers here: {reason(error)}") from None
     raise InUseError(f"{path}: another daemon answers here; stop it first or choose another path")

@@ -22,12 +22,14 @@ _TtlSeconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_TTL_S)]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong (RFC 9457, application/problem+json). `context` is our one extension member."""
+    """What went wrong (RFC 9457, application/problem+json). `remedy` and `context` are our extension members."""
 
     type: str
     title: str
     status: int
     detail: str
+    remedy: str = ""
+    """What to do about it; "" where the detail says it."""
     context: dict[str, Any] = {}
 
     @property

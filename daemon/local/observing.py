@@ -202,7 +202,9 @@ class ObservingEndpoints:
         """GET …/patches/{version}."""
         version = call.version
         if version is None:
-            raise InvalidRequestError("name the patch by its version's number")
+            raise InvalidRequestError(
+                "the path has no number of a version", remedy="name the patch by its version's number"
+            )
         return await self._service.patch(call.stream, version)
 
     async def fetching(self, call: Call[Nothing, Nothing]) -> ChunkMaps:

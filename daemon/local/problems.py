@@ -32,18 +32,24 @@ CONTENT_TYPE: Final = "application/problem+json"
 
 _log: Final = structlog.get_logger(__name__)
 
-_STORAGE: Final[tuple[tuple[type[storage.StorageError], type[LocalError]], ...]] = (
-    (storage.NotACheckpointError, BadSourceError),
-    (storage.SourceChangedError, BadSourceError),
-    (storage.BaseDiffersError, BadSourceError),
-    (storage.NotNewerError, VersionNotRisingError),
-    (storage.SlotGoneError, UnknownVersionError),
-    (storage.SlotsBusyError, UnavailableError),
-    (storage.UnknownLeaseError, UnknownLeaseError),
-    (storage.LeaseGoneError, LeaseGoneError),
-    (storage.LoadInFullError, LoadInFullError),
-    (storage.StorageError, StorageFailedError),
+_SAID: Final = ""
+"""These errors say themselves what to do."""
+
+_STORAGE: Final[tuple[tuple[type[storage.StorageError], type[LocalError], str | None], ...]] = (
+    (storage.NotACheckpointError, BadSourceError, None),
+    (storage.SourceChangedError, BadSourceError, _SAID),
+    (storage.BaseDiffersError, BadSourceError, "give the directory that the hosts have, or publish without --base"),
+    (storage.NotNewerError, VersionNotRisingError, _SAID),
+    (storage.SlotGoneError, UnknownVersionError, None),
+    (storage.SlotsBusyError, UnavailableError, _SAID),
+    (storage.UnknownLeaseError, UnknownLeaseError, _SAID),
+    (storage.LeaseGoneError, LeaseGoneError, _SAID),
+    (storage.LoadInFullError, LoadInFullError, _SAID),
+    (storage.NoSpaceError, StorageFailedError, _SAID),
+    (storage.StorageError, StorageFailedError, None),
 )
+"""What a storage error is to a caller, and what to do about it; None: what the problem's class says."""
+
 _EXITS: Final[dict[Exit, type[LocalError]]] = {
     Exit.BAD_INPUT: InvalidRequestError,
     Exit.NOT_RUNNING: UnavailableError,
@@ -62,9 +68,10 @@ def as_local(error: Exception) -> LocalError | None:
     if isinstance(error, LocalError):
         return error
     if isinstance(error, storage.StorageError):
-        return next(problem for kind, problem in _STORAGE if isinstance(error, kind))(str(error))
+        problem, remedy = next((problem, remedy) for kind, problem, remedy in _STORAGE if isinstance(error, kind))
+        return problem(str(error), remedy=remedy)
     if isinstance(error, DaemonError):
-        return _EXITS.get(error.exit, LocalError)(str(error))
+        return _EXITS.get(error.exit, LocalError)(str(error), remedy=_SAID)
     if isinstance(error, web.HTTPException):
         return _HTTP.get(error.status, InvalidRequestError)(error.text or error.reason)
     return None
@@ -79,7 +86,7 @@ def told_of(error: Exception, doing: str, event: str, **where: object) -> LocalE
     known = as_local(error)
     if known is None:
         _log.exception(event, **where)
-        known = LocalError(f"{doing} failed ({type(error).__name__}); see the log")
+        known = LocalError(f"{doing} failed ({type(error).__name__})")
     return known
 
 

@@ -68,7 +68,9 @@ class PublishEndpoint:
         A caller that hangs up cancels the publish.
         """
         if not call.body.directory.startswith("/"):
-            raise InvalidRequestError(f"body: `directory` must be an absolute path, not {call.body.directory!r}")
+            raise InvalidRequestError(
+                f"body: `directory` must be an absolute path, not {call.body.directory!r}", remedy="give the whole path"
+            )
         try:
             check_stream_name(call.stream)
         except MessageError as error:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ...protocol.errors import LayoutError
 from ...protocol.layout import check_path
-from ..errors import BadInputError
+from ..errors import BadInputError, reason
 from .connection import DaemonAddress, read_json, stream_path
 from .errors import ConnectionLostError, LocalError
 from .model import FileInfo, FileList, LeaseInfo, VersionInfo
@@ -43,7 +43,7 @@ def pull_files(
             shutil.rmtree(making, ignore_errors=True)
             raise
     except OSError as error:
-        raise BadInputError(f"{error.filename or out}: cannot write here: {error.strerror}") from None
+        raise BadInputError(f"{error.filename or out}: cannot write here: {reason(error)}") from None
     return version
 
 
@@ -53,7 +53,7 @@ def check_free(out: Path) -> None:
         if out.is_dir() and not any(out.iterdir()):
             return
     except OSError as error:
-        raise BadInputError(f"{out}: cannot look here: {error.strerror}") from None
+        raise BadInputError(f"{out}: cannot look here: {reason(error)}") from None
     if out.exists() or out.is_symlink():
         raise BadInputError(f"{out}: exists and is not an empty directory; choose another place")
 
@@ -69,7 +69,9 @@ def _fetch(
     with address.exchange("GET", root, timeout_s=timeout_s) as response:
         listing = read_json(response, FileList)
     if listing.version.manifest != lease.manifest:
-        raise LocalError(f"version {lease.version} of {lease.stream!r} changed while it was pulled; pull again")
+        raise LocalError(
+            f"version {lease.version} of {lease.stream!r} changed while it was pulled", remedy="pull again"
+        )
     total = sum(file.size_bytes for file in listing.files)
     done = 0
     buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -89,7 +91,7 @@ def _fetch(
                     progress(done, total)
         if left:
             raise ConnectionLostError(
-                f"{file.path}: {file.size_bytes - left} of {file.size_bytes} bytes came; pull again"
+                f"{file.path}: {file.size_bytes - left} of {file.size_bytes} bytes came", remedy="pull again"
             )
     return listing.version
 

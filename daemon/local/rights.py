@@ -78,8 +78,9 @@ def token_guard(tokens: Mapping[str, Right], open_path: str) -> Guard:
             granted |= Right.READ
         if granted is Right.NONE:
             problem = UnauthorizedError(
-                "send the header 'Authorization: Bearer …' with the token from the home's file 'token', or from "
-                "'token-publish' or 'token-admin' for what takes more"
+                "the request has no token, or a wrong one",
+                remedy="send the header 'Authorization: Bearer …' with the token from the home's file 'token', or from "
+                "'token-publish' or 'token-admin' for what takes more",
             )
             return problem_response(problem, {"WWW-Authenticate": "Bearer"})
         _granted.set(granted)

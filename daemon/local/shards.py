@@ -28,7 +28,9 @@ class Shard:
     def of(cls, name: str, shape: Sequence[int], dim: int, rank: int, world: int) -> Shard:
         """The equal share of `rank` among `world`. Raises BadInputError where there is none."""
         if not -len(shape) <= dim < len(shape):
-            raise BadInputError(f"tensor {name!r} of shape {list(shape)} has no dimension {dim} to be sharded along")
+            raise BadInputError(
+                f"tensor {name!r} of shape {list(shape)} has no dimension {dim} to be sharded along: load in full"
+            )
         dim %= len(shape)
         if shape[dim] % world:
             raise BadInputError(

@@ -147,7 +147,8 @@ class StreamEndpoints:
         here = f"version {status.current.version}" if status.current else "no version"
         wanted = f", not yet {query.min}" if query.min else " yet"
         raise VersionNotReadyError(
-            f"stream {call.stream!r} has {here} here after {query.wait:g} s{wanted}; ask with a longer wait",
+            f"stream {call.stream!r} has {here} here after {query.wait:g} s{wanted}",
+            remedy="ask with a longer wait",
             current=status.current,
             head=status.head,
         )
@@ -181,8 +182,8 @@ async def find_label(service: LocalService, stream: str, query: VersionQuery) ->
         current = await service.wait(stream, at_least, max(0.0, deadline - time.monotonic()), epoch=epoch)
         if current is None:
             raise VersionNotReadyError(
-                f"stream {stream!r} has no version labelled {query.label!r} here after {query.wait:g} s: is it the "
-                "label that was published?",
+                f"stream {stream!r} has no version labelled {query.label!r} here after {query.wait:g} s",
+                remedy="wait longer, or see with 'patchswarm versions' whether it is the label that was published",
                 current=service.status(stream).current,
             )
         for version in await service.versions(stream):

@@ -33,16 +33,20 @@ _STATUS: Final = re.compile(r"status code: (\d{3}[ A-Za-z]*)")
 class BucketError(DaemonError):
     """The store does not do what it was asked."""
 
+    remedy = "see docs/mirror.md for what the store needs, and its own log"
+
 
 class NotThereError(BucketError):
     """There is no object of this name."""
 
+    remedy = "wait until the head has filled the mirror, or check mirror.url"
     exit = Exit.NOT_FOUND
 
 
 class TooLongError(BucketError):
     """An object is longer than it may be."""
 
+    remedy = "see who writes there: it is no object of patchswarm's"
     exit = Exit.BAD_INPUT
 
 

@@ -112,18 +112,21 @@ def test_a_node_advertises_what_others_can_dial(home, text, addresses):
     assert Config.parse(f"[node]\n{text}", home).node.addresses == addresses
 
 
+TYPED = "; write what its comment says it takes"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("nod = 1", "unknown key nod; did you mean node?"),
         ("[node]\nsites = 'a'", "unknown key node.sites; did you mean site or seeds?"),
-        ("[log]\nxyz = 1", "unknown key log.xyz; known here: level, format"),
+        ("[log]\nxyz = 1", "unknown key log.xyz; use one of level, format, or remove it"),
         ("[stream.qwen]\nbas = '/x'", "unknown key stream.qwen.bas; did you mean base?"),
-        ("[node]\nsite = 3", "node.site: Expected `str`, got `int`"),
-        ("node = 3", "node: Expected a table, got `int`"),
-        ("stream = 3", "stream: Expected a table, got `int`"),
-        ("[storage]\nslots = 0", "storage.slots: Expected `int` >= 1"),
-        ("[storage]\nverify_every_s = -1", "storage.verify_every_s: Expected `float` >= 0.0"),
+        ("[node]\nsite = 3", "node.site: Expected `str`, got `int`" + TYPED),
+        ("node = 3", "node: Expected a table, got `int`" + TYPED),
+        ("stream = 3", "stream: Expected a table, got `int`" + TYPED),
+        ("[storage]\nslots = 0", "storage.slots: Expected `int` >= 1" + TYPED),
+        ("[storage]\nverify_every_s = -1", "storage.verify_every_s: Expected `float` >= 0.0" + TYPED),
         (
             "[log]\nlevel = 'loud'",
             "log.level: Invalid enum value 'loud'; choose 'debug' or 'info' or 'warning' or 'error'",
@@ -132,7 +135,10 @@ def test_a_node_advertises_what_others_can_dial(home, text, addresses):
         ("[local]\nsocket = ''", "local.socket: '' is not a path"),
         ("[local]\nsocket_mode = '0999'", "local: socket_mode '0999' is not octal, for example '0660'"),
         ("[local]\nsocket_mode = '07777'", "local: socket_mode '07777' is outside 0000 to 0777"),
-        ("[local]\ntcp = '0.0.0.0:80'", "local: tcp '0.0.0.0:80' is not loopback; the API must not face the network"),
+        (
+            "[local]\ntcp = '0.0.0.0:80'",
+            "local: tcp '0.0.0.0:80' is not loopback; write 127.0.0.1:PORT: the API must not face the network",
+        ),
     ],
 )
 def test_a_wrong_key_is_named(home, text, message):

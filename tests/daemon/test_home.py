@@ -70,9 +70,9 @@ def test_a_missing_home_and_an_empty_folder_are_told_apart(tmp_path, home):
     [
         ("patchswarm home 2\n", "home format 2, but this patchswarm reads format 1; use the newer patchswarm"),
         ("patchswarm home 0\n", "use the older patchswarm"),
-        ("something else\n", "does not say 'patchswarm home 1'; is this a home?"),
-        ("patchswarm home x\n", "is this a home?"),
-        ("", "is this a home?"),
+        ("something else\n", "does not say 'patchswarm home 1'; choose another --home"),
+        ("patchswarm home x\n", "choose another --home, or restore the file"),
+        ("", "choose another --home, or restore the file"),
     ],
 )
 def test_another_format_is_refused_by_number(home, line, message):

@@ -177,8 +177,8 @@ def test_without_matplotlib_it_says_what_to_install_and_measures_nothing(steps, 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x.bmp", "x.bmp: a picture's name ends in .png, .svg, .pdf"),
-        ("picture", "picture: a picture's name ends in .png, .svg, .pdf"),
+        ("x.bmp", "x.bmp: name a picture that ends in .png, .svg, .pdf"),
+        ("picture", "picture: name a picture that ends in .png, .svg, .pdf"),
         ("missing/x.png", "missing is not a directory: make it first"),
     ],
 )
@@ -212,11 +212,11 @@ class Versions:
 @pytest.mark.parametrize(
     ("held", "arguments", "message"),
     [
-        ([7], [], "version 6 of 'qwen', to compare 7 with, is not held here any more; held are 7: keep a lease on it "),
+        ([7], [], "version 6 of 'qwen', to compare 7 with, is not held here any more; held are 7; keep a lease on it "),
         ([5, 7], ["--version", 6], "version 6 of 'qwen' is not held here; held are 5, 7"),
         ([5, 7], ["--version", 9], "version 9 of 'qwen' is not held here; held are 5, 7"),
-        ([4, 7], ["--version", 4], "no version of 'qwen' before 4 is known here; held are 4, 7: give --from"),
-        ([7], ["--from", 3], "version 3 of 'qwen', to compare 7 with, is not held here any more; held are 7: keep"),
+        ([4, 7], ["--version", 4], "no version of 'qwen' before 4 is known here; held are 4, 7; give --from"),
+        ([7], ["--from", 3], "version 3 of 'qwen', to compare 7 with, is not held here any more; held are 7; keep"),
         ([], ["--version", 7], "version 7 of 'qwen' is not held here; none is held"),
         ([], [], "no version of 'qwen' is held here yet"),
     ],
@@ -251,7 +251,7 @@ async def test_versions_that_a_real_daemon_holds_are_compared_under_leases(tmp_p
             await head.publish(STREAM, directories[0])
             await member.committed(STREAM, 1)
             _, error = await command(*here, code=Exit.NOT_FOUND)
-            assert error == f"error: no version of {STREAM!r} before 1 is known here; held are 1: give --from\n"
+            assert error == f"error: no version of {STREAM!r} before 1 is known here; held are 1; give --from\n"
 
             await member.node.service.lease(STREAM, 1, 60)
             published = await head.publish(STREAM, directories[1])

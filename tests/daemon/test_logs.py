@@ -7,21 +7,15 @@ from pathlib import Path
 
 import pytest
 import structlog
+from support.logs import logging_restored
 
 from patchswarm.daemon import logs
 
 
 @pytest.fixture(autouse=True)
 def restored():
-    """Logging is the process's; every test gives it back as it was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    asyncio_level = logging.getLogger("asyncio").level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("asyncio").setLevel(asyncio_level)
-    structlog.reset_defaults()
+    with logging_restored():
+        yield
 
 
 class Terminal(io.StringIO):

@@ -25,12 +25,14 @@ MAX_SAID: Final = 300
 class EngineError(DaemonError):
     """The engine did not do as it was told."""
 
+    remedy = "see the engine's log"
     exit = Exit.REFUSED
 
 
 class EngineGoneError(EngineError, UnreachableError):
     """Nobody answers at the engine's address, or the connection broke."""
 
+    remedy = "see whether the engine runs, and at this address"
     exit = Exit.NOT_RUNNING
 
 

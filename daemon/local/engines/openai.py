@@ -37,7 +37,10 @@ class OpenAiEngine(HttpEngine):
         del full  # there is but one way
         self._label = None
         if load.adapter:
-            raise EngineAnswerError("an engine of kind 'openai' cannot be given adapters")
+            raise EngineAnswerError(
+                "an engine of kind 'openai' cannot be given adapters",
+                remedy="leave them out, or serve them with sglang or vllm",
+            )
         body = {"model_path": load.path, "weight_version": str(load.applied.version)}
         answer = await self.table("POST", self._reload_path, body, timeout_s=self._load_timeout_s)
         label = answer.get("weight_version")

@@ -54,7 +54,7 @@ def load(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor
     try:
         move = msgspec.json.decode(tensors[NAME].cpu().numpy().tobytes(), type=Move)
     except msgspec.DecodeError as error:
-        raise BadInputError(f"the loader was sent no move: {error}") from None
+        raise BadInputError(f"the loader was sent no move: {error}", remedy="call it through the gateway") from None
     rank, world = _place()
     move_in_place(model, move, rank=rank, world=world)
 

@@ -67,7 +67,7 @@ def gateway(
     try:
         settings = msgspec.convert(section, Gateway, dec_hook=_as_given)
     except msgspec.ValidationError as error:
-        raise BadInputError(f"gateway: {error}") from None
+        raise BadInputError(f"gateway: {error}", remedy="see 'patchswarm gateway --help' for what it takes") from None
     run(settings, socket or config.local.socket, config.log, "json" if as_json else None)
 
 

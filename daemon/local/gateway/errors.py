@@ -45,6 +45,7 @@ class GatewayError(DaemonError):
 class InvalidConstraintError(GatewayError):
     """`weight_version` or one of its headers is malformed."""
 
+    remedy = "write it as docs/gateway.md shows"
     status = 400
     exit = Exit.BAD_INPUT
 
@@ -52,6 +53,7 @@ class InvalidConstraintError(GatewayError):
 class ContradictoryConstraintError(GatewayError):
     """No version whatever satisfies the request."""
 
+    remedy = "leave out what contradicts the rest"
     status = 400
     exit = Exit.BAD_INPUT
 
@@ -59,6 +61,7 @@ class ContradictoryConstraintError(GatewayError):
 class InvalidRequestError(GatewayError):
     """The request itself is malformed."""
 
+    remedy = "send what the engine's API takes"
     status = 400
     exit = Exit.BAD_INPUT
 
@@ -66,6 +69,7 @@ class InvalidRequestError(GatewayError):
 class RouteBlockedError(GatewayError):
     """A route that would change the engine's weights behind the gateway's back."""
 
+    remedy = "publish the weights: the gateway loads them"
     status = 403
 
 
@@ -78,6 +82,7 @@ class UnauthorizedError(GatewayError):
 class WeightVersionNotReadyError(GatewayError):
     """The engine does not have acceptable weights, and did not get them in time."""
 
+    remedy = "ask again in a moment, or accept other versions"
     status = 409
     retry_after_s = 1
 
@@ -108,6 +113,7 @@ class WeightVersionNotReadyError(GatewayError):
 class EngineUnavailableError(GatewayError):
     """The engine does not answer, or its weights are not known."""
 
+    remedy = "see the engine's log, and ask again"
     status = 503
     retry_after_s = 1
 
@@ -115,6 +121,7 @@ class EngineUnavailableError(GatewayError):
 class WeightVersionMovedError(GatewayError):
     """The request was cut: it held the engine back from a version that it does not accept for longer than allowed."""
 
+    remedy = "ask again"
     status = 503
     retry_after_s = 1
 
@@ -122,6 +129,7 @@ class WeightVersionMovedError(GatewayError):
 class EngineGarbageError(GatewayError):
     """The engine answered something that it should not."""
 
+    remedy = "see the engine's log"
     status = 502
     retry_after_s = 1
 
@@ -133,4 +141,5 @@ class WeightVersionMismatchError(EngineGarbageError):
 class GroupNotReadyError(DaemonError):
     """A host of the group does not hold the version, or cannot be asked."""
 
+    remedy = "see the daemon and the gateway of that host"
     exit = Exit.NOT_RUNNING

@@ -205,7 +205,10 @@ class HoldBook:
         async with contextlib.AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._client.lease(ask.stream, ask.version, TTL_S))
             if lease.info.manifest != ask.manifest:
-                raise LocalError(f"version {ask.version} of {ask.stream!r} is {lease.info.manifest} on this host")
+                raise LocalError(
+                    f"version {ask.version} of {ask.stream!r} is {lease.info.manifest} on this host",
+                    remedy="wait until the hosts of the group follow the same head again",
+                )
             held = Held(lease.info.lease, str(lease.path), lease.info.manifest)
             self._holds[held.hold], self._held[held.hold] = stack.pop_all(), held
         self._until(held.hold, ask.ttl_s)

@@ -11,7 +11,7 @@ import structlog
 
 from ... import logs
 from ...config import Gateway, Log
-from ...errors import ConfigError
+from ...errors import ConfigError, reason
 from ...units import format_address
 from .choice import Staleness
 from .server import GatewayConfig, listen_address, serve_gateway
@@ -27,7 +27,7 @@ def configured(section: Gateway, socket: Path | str) -> GatewayConfig:
     try:
         token = section.group_token_file.read_text().strip() if grouped else ""
     except OSError as error:
-        raise ConfigError(f"{section.group_token_file}: cannot read the group's token: {error.strerror}") from None
+        raise ConfigError(f"{section.group_token_file}: cannot read the group's token: {reason(error)}") from None
     return GatewayConfig(
         engine=section.engine,
         engine_url=section.engine_url,

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 from aiohttp import web
 
-from ...errors import BadInputError, ConfigError, InUseError
+from ...errors import BadInputError, ConfigError, InUseError, reason
 from ...units import parse_address
 from ..aio_client import AsyncClient
 from ..engines.base import Engine
@@ -85,13 +85,13 @@ class GatewayConfig:
             raise ConfigError("the gateway needs a stream to follow: give stream, or adapters as NAME=STREAM")
         if (self.group or self.engine == "none") and len(self.token) < _MIN_TOKEN:
             raise ConfigError(
-                f"a group needs a token file with at least {_MIN_TOKEN} characters, the same on each host"
+                f"a group needs a token file with at least {_MIN_TOKEN} characters, the same on each host: make one"
             )
         streams = [*self.adapters.values(), *([self.stream] if self.stream else [])]
         if len(set(streams)) != len(streams):
-            raise ConfigError("each stream is either the model's weights or one adapter")
+            raise ConfigError("give each stream once: it is either the model's weights or one adapter")
         if self.engine == "openai" and self.adapters:
-            raise ConfigError("an engine of kind 'openai' cannot be given adapters")
+            raise ConfigError("an engine of kind 'openai' cannot be given adapters: leave them out")
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         body = msgspec.json.encode(error.body)
         return web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers)
     except web.HTTPRequestEntityTooLarge as error:
-        problem = InvalidRequestError(f"{error.text}; the gateway's limit is gateway.body_limit")
+        problem = InvalidRequestError(f"{error.text}", remedy="send less, or raise gateway.body_limit")
         return web.Response(status=413, body=msgspec.json.encode(problem.body), content_type="application/json")
 
 
@@ -285,7 +285,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     except OSError as error:
-        raise BadInputError(f"{host}:{port}: cannot listen here: {error.strerror}") from None
+        raise BadInputError(f"{host}:{port}: cannot listen here: {reason(error)}") from None
     with listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -58,7 +58,8 @@ def wait_for_weights(source_dir: str, target_version: int) -> None:
     while not folder.is_dir():
         if time.monotonic() >= deadline:
             raise VersionNotReadyError(
-                f"{folder} has not been written after {limit_s:g} s: does 'patchswarm write-deltas {source_dir}' run?"
+                f"{folder} has not been written after {limit_s:g} s",
+                remedy=f"see whether 'patchswarm write-deltas {source_dir}' runs",
             )
         time.sleep(_LOOK_AGAIN_S)
 

@@ -79,7 +79,9 @@ class PatchswarmCheckpointEngine:
         """What every worker is told. Raises LocalError when no actor rank is the master."""
         told = [each["after"] for each in metadata if "after" in each]
         if len(told) != 1:
-            raise LocalError(f"{len(told)} of {len(metadata)} verl workers are masters; the first actor rank should be")
+            raise LocalError(
+                f"{len(told)} of {len(metadata)} verl workers are masters", remedy="make the first actor rank the one"
+            )
         return {"after": told * actor_wg_world_size}, {"after": told * rollout_world_size}
 
     def init_process_group(self, after: Order | None) -> None:
@@ -137,13 +139,13 @@ class PatchswarmCheckpointEngine:
         found = self._client.wait(self._stream, version + 1, self._timeout_s, epoch=epoch)
         if found is None:
             raise VersionNotReadyError(
-                f"no version of {self._stream!r} after {version} has come to this host within {self._timeout_s:g} s: "
-                "did the trainer publish, and does the daemon reach it?"
+                f"no version of {self._stream!r} after {version} has come to this host within {self._timeout_s:g} s",
+                remedy="see whether the trainer has published, and whether the daemon reaches its head",
             )
         if found.label != label:
             raise LocalError(
-                f"version {found.version} of {self._stream!r} is labelled {found.label!r} where {label!r} was to come: "
-                "does another trainer publish in this stream?"
+                f"version {found.version} of {self._stream!r} is labelled {found.label!r} where {label!r} was to come",
+                remedy="see whether another trainer publishes in this stream, and stop it",
             )
         return found
 

@@ -21,7 +21,7 @@ from typing import Final, Self
 
 import msgspec
 
-from ...errors import BadInputError, InUseError
+from ...errors import BadInputError, InUseError, reason
 from ...locking import alone
 from ..client import Client
 from ..errors import LocalError, UnknownVersionError
@@ -232,9 +232,13 @@ class Follower:
         except msgspec.DecodeError:
             raise BadInputError(f"{path} is damaged: remove the folder's contents and start again") from None
         if state.format != FORMAT:
-            raise BadInputError(f"{path} is of format {state.format}, this patchswarm writes {FORMAT}")
+            raise BadInputError(
+                f"{path} is of format {state.format}, this patchswarm writes {FORMAT}: give another folder"
+            )
         if state.stream != self._stream:
-            raise BadInputError(f"{self._out} holds folders of stream {state.stream!r}, not of {self._stream!r}")
+            raise BadInputError(
+                f"{self._out} holds folders of stream {state.stream!r}, not of {self._stream!r}: give another folder"
+            )
         return state
 
     def _keep(self, folders: list[Folder]) -> None:
@@ -269,7 +273,7 @@ class Follower:
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     def unusable(error: OSError) -> BadInputError:
-        return BadInputError(f"{out}: cannot write here: {error.strerror}")
+        return BadInputError(f"{out}: cannot write here: {reason(error)}")
 
     def taken(_: int) -> InUseError:
         return InUseError(f"{out}: another process writes here; stop it first, or choose another folder")

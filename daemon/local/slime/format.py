@@ -53,6 +53,8 @@ Bytes = NDArray[np.uint8]
 class DeltaError(BadInputError):
     """A delta folder is damaged, incomplete, or builds on something else than what is there."""
 
+    remedy = "have the trainer write it again, or publish a full checkpoint"
+
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
     """What a delta's index says. `files` is the file of each tensor that changed."""

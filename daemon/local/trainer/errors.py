@@ -9,6 +9,8 @@ from ...exits import Exit
 class BadTensorError(BadInputError):
     """A value of a state dict cannot be written as it is: sharded, sparse, without data, of an unknown dtype."""
 
+    remedy = "hand in plain, whole tensors, each name once"
+
 
 class LayoutChangedError(BadInputError):
     """The state dict has other names, shapes or dtypes than the version before it."""
@@ -17,6 +19,7 @@ class LayoutChangedError(BadInputError):
 class StagingError(DaemonError):
     """The staging folder cannot be used, or has no room."""
 
+    remedy = "choose another staging folder, or free room there"
     exit = Exit.HOME
 
 

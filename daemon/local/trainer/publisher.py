@@ -118,7 +118,7 @@ class Publisher:
         use labels again (default: torchrun's run and restart). Raises BadTensorError or StagingError.
         """
         if not 0 <= rank < world:
-            raise BadInputError(f"rank={rank} of world={world}: ranks are numbered 0 to world - 1")
+            raise BadInputError(f"rank={rank} of world={world}: give a rank from 0 to world - 1")
         attempt = ranks.default_attempt() if attempt is None else attempt
         folder = staging.ranks_folder(self._staging(), self.stream, label, attempt)
         mine = staging.rank_folder(folder, rank)

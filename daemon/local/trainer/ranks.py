@@ -92,7 +92,10 @@ def _read_done(folder: Path, rank: int, world: int) -> Iterator[Written]:
     if document["format"] != FORMAT:
         raise StagingError(f"rank {rank} staged with another version of patchswarm: use the same one on all ranks")
     if document["world"] != world:
-        raise StagingError(f"rank {rank} staged as one of {document['world']}, but {world} are to be committed")
+        raise StagingError(
+            f"rank {rank} staged as one of {document['world']}, but {world} are to be committed: "
+            "give all ranks the same world"
+        )
     for name, specs in document["files"].items():
         yield Written(folder / name, {tensor: _decoded(spec) for tensor, spec in specs.items()})
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ...errors import BadInputError
+from ...errors import BadInputError, reason
 from . import staging
 
 DEFAULT_EXCLUDES: Final = (
@@ -42,7 +42,7 @@ def files_below(directory: Path) -> list[str]:
             below = Path(folder).relative_to(directory).as_posix()
             found += [name if below == "." else f"{below}/{name}" for name in sorted(names)]
     except OSError as error:
-        raise BadInputError(f"{error.filename or directory}: cannot be read: {error.strerror}") from None
+        raise BadInputError(f"{error.filename or directory}: cannot be read: {reason(error)}") from None
     return [path for path in found if not path.startswith(_OWN_PREFIX)]
 
 
@@ -59,7 +59,7 @@ def selected(directory: Path, exclude: Sequence[str], root: Path, stream: str) -
         yield directory
         return
     if not chosen:
-        raise BadInputError(f"{directory}: every file in it is excluded; nothing is left to publish")
+        raise BadInputError(f"{directory}: every file in it is excluded; exclude less")
     with staging.own_folder(root, stream) as folder:
         files = folder / "files"
         for path in chosen:

@@ -81,7 +81,7 @@ class Options:
         try:
             return self.label.format(name=name, step="" if step is None else step)
         except (KeyError, IndexError, ValueError, AttributeError):
-            raise BadInputError(f"--label {self.label!r}: only {{name}} and {{step}} can be filled in") from None
+            raise BadInputError(f"--label {self.label!r}: use only {{name}} and {{step}}") from None
 
 
 class Watcher:

@@ -285,7 +285,7 @@ def test_every_option_reads_the_environment(run, fake, tmp_path):
 
 
 def test_an_error_is_one_line_with_its_exit_code(run, fake):
-    fake.failure = UnknownStreamError("stream 'x' is not followed here;\n see streams.follow")
+    fake.failure = UnknownStreamError("stream 'x' is not followed\n here", remedy="see streams.follow")
     result = run("versions", "--stream", "x", code=Exit.NOT_FOUND)
     assert (result.stdout, result.stderr) == ("", "error: stream 'x' is not followed here; see streams.follow\n")
 
@@ -309,7 +309,11 @@ def test_a_bug_shows_its_traceback_on_request(head, fake):
         (InUseError("port 1 is taken"), "port 1 is taken", Exit.IN_USE),
         (ExceptionGroup("tasks", [ValueError("x"), InUseError("port 1 is taken")]), "port 1 is taken", Exit.IN_USE),
         (ExceptionGroup("a", [ExceptionGroup("b", [BadInputError("no")])]), "no", Exit.BAD_INPUT),
-        (OSError(28, "No space left on device", "/x"), "/x: No space left on device", Exit.UNEXPECTED),
+        (
+            OSError(28, "No space left on device", "/x"),
+            "/x: No space left on device; free some room there, or choose another place",
+            Exit.UNEXPECTED,
+        ),
     ],
 )
 def test_errors_from_tasks_and_the_system_are_explained(run, fake, error, message, code):

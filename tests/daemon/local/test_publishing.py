@@ -101,7 +101,8 @@ def test_what_fails_at_once_has_its_own_status(api, error, status, slug):
     api.service.publishing = publishing
     answer = api.ask("POST", VERSIONS, {"directory": "/m"})
     assert (answer.status, answer.problem) == (status, slug)
-    assert answer.json()["detail"] == str(error)
+    assert str(error).startswith(answer.json()["detail"])
+    assert str(error).endswith(answer.json()["remedy"])
 
 
 def test_what_fails_later_is_the_last_line(api):

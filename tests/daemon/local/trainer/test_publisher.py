@@ -276,7 +276,7 @@ def test_what_only_the_trainer_needs_is_left_out_of_a_directory(publisher, head,
     publisher.publish(folder, exclude=("*.pt",))
     assert head.files() == ["config.json", "rng_state_0.pth", "trainer_state.json"]
     assert left(staging) == []
-    with pytest.raises(BadInputError, match="nothing is left to publish"):
+    with pytest.raises(BadInputError, match="every file in it is excluded; exclude less"):
         publisher.publish(folder, exclude=("*",))
 
 

@@ -151,10 +151,10 @@ async def test_the_newest_only_skips_the_others_and_says_so(watch, head):
 async def test_a_refused_folder_does_not_hold_up_the_next(watch, head):
     watch.checkpoint("step_1")
     watch.checkpoint("step_2")
-    head.failure = BadSourceError("step_1 cannot be published: a name with a colon")
+    head.failure = BadSourceError("step_1 cannot be published: a name with a colon", remedy="rename it")
     await watch.run()
     assert head.labels() == ["step_2"]
-    assert watch.said[0] == "refused step_1: step_1 cannot be published: a name with a colon"
+    assert watch.said[0] == "refused step_1: step_1 cannot be published: a name with a colon; rename it"
     await watch.run()
     assert head.labels() == ["step_2"], "it is not tried again until it changes"
     (watch.directory / "step_1" / "STABLE").write_text("again")
