@@ -88,18 +88,22 @@ def test_a_fleet_comes_back_from_what_the_page_says_it_comes_back_from(root):
         tale.lose("head")
         tale.tell("tar -C /var/lib/patchswarm -xzf")
         assert tale.has("head", 2, second)
-        assert tale.has("rollout", 3, tale.publish("head", 3))
+        third = tale.publish("head", 3)
+        assert tale.has("rollout", 3, third)
 
         tale.lose("head")
         tale.stop("rollout")
         tale.tell("patchswarm publisher adopt")
         tale.type("rollout", "patchswarm daemon &")
-        assert tale.has("rollout", 4, tale.publish("rollout", 4))
+        assert tale.has("rollout", 3, third)
+        fourth = tale.publish("rollout", 4)
+        assert tale.has("rollout", 4, fourth)
         assert tale.epoch("rollout") == 2
 
         tale.stop("rollout")
         tale.tell("patchswarm publisher rotate")
         tale.type("rollout", "patchswarm daemon &", "patchswarm invite")
+        assert tale.has("rollout", 4, fourth)
         assert tale.has("rollout", 5, tale.publish("rollout", 5))
         assert tale.epoch("rollout") == 3
         tale.tell("patchswarm revoke")
