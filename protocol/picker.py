@@ -29,8 +29,14 @@ CLAIM_S: Final = 5.0
 MAX_CLAIMS: Final = 3
 """Claims on one chunk that are heeded: who claims and brings nothing delays it, and cannot keep it out."""
 
-IDLE_PATIENCE: Final = 2.0
-"""Who has nothing to do waits for a border that has brought nothing yet so many times as long as any chunk took."""
+SLOWER: Final = 2.0
+"""So many times as long as any chunk took that came here, others are waited for at least."""
+
+SOUND_OUT: Final = 1.25
+"""And so many times by who has nothing to do and tries a few chunks of a border that has brought nothing yet."""
+
+BLOB_PATIENCE_S: Final = 1.5
+"""Blobs are small, and nothing can be opened without them: they are waited for as long as any chunk took, and this."""
 
 RELIEF_S: Final = 1.0
 """How long a border has nothing to do before it helps another of its site: what that one lacks is mostly on its way."""
@@ -197,18 +203,24 @@ class Plan:
         return True
 
     def step_in(
-        self, missing: int, offered: int, now_s: float, benched: frozenset[bytes] = frozenset()
+        self,
+        missing: int,
+        offered: int,
+        now_s: float,
+        benched: frozenset[bytes] = frozenset(),
+        *,
+        wait_s: float | None = None,
     ) -> Iterator[int]:
         """Ordinals that this node takes over because those before it have brought nothing for a while.
 
         `missing` are not here and not asked for; `offered` are offered by peers at other sites than the seed's;
-        nobody waits for those who are `benched`. Each ordinal yielded has become `mine`, and `owned` where the owner
-        site has had its time too: claim it.
+        nobody waits for those who are `benched`, for others `wait_s`, or as long as chunks have taken. Each ordinal
+        yielded has become `mine`, and `owned` where the owner site has had its time too: claim it.
         """
         dealing = self._dealing
         if dealing is None:
             return
-        wait_s = self._wait_s()
+        wait_s = self._wait_s() if wait_s is None else wait_s
         trusted = self.alive - benched
         late_borders = [self._border_late(dealing, each, trusted, wait_s, now_s) for each in range(dealing.columns)]
         late_owners = [self._owner_late(dealing, turn, wait_s, now_s) for turn in range(dealing.period)]
@@ -234,7 +246,7 @@ class Plan:
         Twice as long as any chunk took that came here; and where nothing has come to anybody, that is no sign of who is
         to blame: the chunks may be large, or the links slow.
         """
-        wait_s = max(LEAST_PATIENCE_S, self.patience_s + 4 * self.deviation_s, IDLE_PATIENCE * self.most_took_s)
+        wait_s = max(LEAST_PATIENCE_S, self.patience_s + 4 * self.deviation_s, SLOWER * self.most_took_s)
         return wait_s if self.most_took_s or self.progress_s else 2 * wait_s
 
     def _border_late(
@@ -259,7 +271,7 @@ class Plan:
         if dealing is None or not dealing.is_border or not self.most_took_s or free & self.mine:
             return []
         trusted = self.alive - benched
-        wait_s = max(LEAST_PATIENCE_S, IDLE_PATIENCE * self.most_took_s)
+        wait_s = max(LEAST_PATIENCE_S, SOUND_OUT * self.most_took_s)
         free &= ~bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
         for number, column in enumerate(self.columns):
             ordinal = number * dealing.period

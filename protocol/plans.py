@@ -41,8 +41,8 @@ class Plans:
                 del kept[attempt]
 
     def alive(self) -> frozenset[bytes]:
-        """Peers that are connected."""
-        return frozenset(link.node for link in self._links.values() if link.record is not None)
+        """Peers that are connected and have answered a ping: who never does runs no daemon, whatever else it says."""
+        return frozenset(link.node for link in self._links.values() if link.record is not None and link.srtt_s)
 
     def of(self, series: Series, alive: frozenset[bytes] | None, now_s: float) -> tuple[Plan, Plan]:
         """The plans of a series, brought up to date with what is named and, where given, with who is alive."""

@@ -9,7 +9,7 @@ from .chance import Chance
 from .effects import Effect, Send
 from .link import Flight, Link
 from .messages import META_ORDINAL, RELEASED, Claim
-from .picker import CLAIM_S
+from .picker import BLOB_PATIENCE_S, CLAIM_S
 from .plans import Plans
 from .ranges import bits_of, mask
 from .series import ChunkSet, Series
@@ -51,7 +51,8 @@ class Stepping:
             self._tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
             self._blame(data.take_failed(), now_s)
         # Blobs are few: whoever steps in for them does so without a claim.
-        for _ in meta.step_in(series.missing_meta() & ~series.asked.meta & ~near.meta, far.meta, now_s, benched):
+        blobs = series.missing_meta() & ~series.asked.meta & ~near.meta
+        for _ in meta.step_in(blobs, far.meta, now_s, benched, wait_s=BLOB_PATIENCE_S + data.most_took_s):
             pass
 
     def _is_idle(self) -> bool:

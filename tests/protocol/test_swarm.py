@@ -6,7 +6,7 @@ import pytest
 from support.swarm_world import Liar, World
 
 from patchswarm.protocol.ids import digest
-from patchswarm.protocol.messages import Claim, Have, Object, ObjectKind, Piece, Ping, Pong, Request
+from patchswarm.protocol.messages import Claim, Have, Hello, Object, ObjectKind, Piece, Ping, Pong, Request
 from patchswarm.protocol.swarm import SILENT_S
 
 
@@ -270,6 +270,20 @@ class FalseClaim(Liar):
         return [message, self.claim] if isinstance(message, Ping | Have) else [message]
 
 
+class Mute(Liar):
+    """Says hello, and then keeps the link alive with what needs no daemon: it runs none."""
+
+    def message(self, message):
+        return [message] if isinstance(message, Hello | Ping) else []
+
+
+class Lazy(Liar):
+    """A border that takes part in all but the work: it asks nobody for anything."""
+
+    def message(self, message):
+        return [] if isinstance(message, Request | Have) else [message]
+
+
 class SlowClock(Silence):
     """Answers pings as if a round trip took a week, to be waited for."""
 
@@ -358,6 +372,30 @@ def test_a_silent_peer_delays_its_chunks_and_nothing_else():
     version = world.publish(head, chunks=40)
     took = world.until(lambda: world.all_have(version), 60)
     assert took < 20
+
+
+def test_a_member_that_runs_no_daemon_is_dealt_nothing():
+    world = World()
+    head, mute, *honest = world.fleet(b=4)
+    mute.liar = Mute()
+    world.run(5)
+    assert all("b0" in host.peers() for host in honest), "it is linked"
+    version = world.publish(head, chunks=40)
+    assert world.until(lambda: world.all_have(version, honest), 30) < 1.5
+
+
+def test_for_a_border_that_does_nothing_its_site_waits_once_and_three_times_at_most():
+    world = World()
+    head, lazy, *honest = world.fleet(b=4)
+    world.run(5)
+    lazy.liar = Lazy()
+    took = []
+    for _ in range(4):
+        version = world.publish(head, chunks=12)
+        took.append(world.until(lambda version=version: world.all_have(version, honest), 30))
+        world.run(1)
+    assert max(took) < 10
+    assert took[-1] < 2, took
 
 
 def test_nobody_waits_for_the_deadline_of_a_peer_that_lies_about_its_round_trip():
