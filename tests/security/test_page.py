@@ -9,7 +9,9 @@ from patchswarm.daemon import watch
 from patchswarm.daemon.fleet import authority, doors, lanes, listener, peer, reach
 from patchswarm.daemon.local import endpoint
 from patchswarm.protocol import (
+    allowance,
     census,
+    conduct,
     framing,
     gossip,
     join,
@@ -60,6 +62,8 @@ def test_every_test_that_the_page_names_exists_where_it_says():
         ("control connections of one node", (f"{doors.MAX_LINKS};",)),
         ("a lane's offer", (f"{lanes.OFFER_S:.0f} s",)),
         ("requests queued", (str(peer.MAX_SERVING),)),
+        ("what a peer says", (f"{allowance.RATE:.0f} words a second, {allowance.BURST:.0f} at once",)),
+        ("what a peer says", (f"count {allowance.REFUSAL:.0f} each",)),
         ("control bytes", (f"{peer.MAX_QUEUED_BYTES >> 20} MiB",)),
         ("signed objects from", (f"{spread.TAKE_BYTES >> 20} MiB, {spread.GIVE_BYTES >> 20} MiB",)),
         ("records of one node", (str(census.MAX_RECORDS),)),
@@ -88,3 +92,4 @@ def test_times_in_the_text_are_the_codes():
     assert f"silent for {members.LIVELY_S // 60} minutes" in PAGE
     assert f"after {members.GONE_S // 3600} hours" in PAGE
     assert f"from {watch.FROZEN_S:.0f} s on an alarm" in PAGE
+    assert f"benched for {conduct.BENCH_S:.0f} s, each time for twice as long" in PAGE
