@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
+from local_fleet import termination_as_exit
 from rich.console import Console
 from rich.table import Table
 
@@ -466,5 +467,5 @@ def report(console: Console, rows: Sequence[Row], size: int, target: Path | None
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):
+    with suppress(BrokenPipeError), termination_as_exit():
         sys.exit(main())
