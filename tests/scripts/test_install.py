@@ -1,6 +1,7 @@
 """scripts/install: the unit it puts in place, and the daemon under a real service manager."""
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from local_fleet import free_port
+from support.checkpoints import files_of, model, write
+from support.programs import later_program
 from support.systemd import manager_of, missing
 
 from patchswarm.daemon.local.client import Client
@@ -87,6 +90,18 @@ class Service:
     def control(self, verb, timeout_s=300):
         self.manager.run("systemctl", verb, "patchswarm", timeout_s=timeout_s)
 
+    def run(self, *arguments):
+        """A command of the program, as an operator types it on this host."""
+        return self.manager.run("env", f"PATCHSWARM_HOME=/{HOME}", str(COMMAND), *map(str, arguments), timeout_s=120)
+
+    def install(self, staged, command):
+        """What scripts/install does to a host that runs: another unit in place, and the daemon restarted."""
+        install("--root", str(staged), "--command", str(command))
+        unit = self.manager.root / "run/systemd/system/patchswarm.service"
+        unit.write_text(unit_in(staged).read_text())
+        self.manager.run("systemctl", "daemon-reload")
+        self.control("try-restart")
+
     @property
     def pid(self):
         return int(self.manager.show("patchswarm", "MainPID"))
@@ -113,12 +128,9 @@ def service(staged, tmp_path):
     (units / "patchswarm.service").write_text(unit_in(staged).read_text())
     (units / "patchswarm.service.d" / "test.conf").write_text(FOR_THE_TEST)
     with manager_of(units) as manager:
-        environment = {"PATCHSWARM_HOME": f"/{HOME}"}
-        manager.run(
-            "env", *(f"{name}={value}" for name, value in environment.items()),
-            str(COMMAND), "init", "--site", "a", "--listen", f"127.0.0.1:{free_port()}",
-        )  # fmt: skip
-        yield Service(manager)
+        service = Service(manager)
+        service.run("init", "--site", "a", "--listen", f"127.0.0.1:{free_port()}")
+        yield service
 
 
 @pytest.mark.timeout(400)
@@ -154,3 +166,29 @@ def test_a_manager_starts_watches_reloads_and_stops_the_daemon(service):
     assert service.manager.show("patchswarm", "Result") == "success"
     service.control("start")
     assert service.client.streams() == []
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(bool(missing()), reason=f"a service manager of its own needs {missing()}")
+def test_an_upgrade_and_the_way_back_keep_what_is_served(service, staged):
+    later = Path("/opt/later/patchswarm")  # where the unit may look
+    later_program(staged / "opt/later")
+    shutil.copytree(staged / "opt/later", service.manager.root / "opt/later")
+    service.control("start")
+    directory = write(service.manager.root / "srv/model", model())
+    service.run("publish", "/srv/model", "--stream", "qwen")
+    first = service.client.version("qwen")
+    served = service.manager.root / first.path.removeprefix("/")
+    assert files_of(served) == files_of(directory)
+    inodes = {path.name: path.stat().st_ino for path in served.iterdir()}
+    node = service.client.node().node
+
+    for command in (later, COMMAND):
+        before = service.pid
+        service.install(staged, command)
+        assert service.pid not in (0, before)
+        runs = service.manager.run("cat", f"/proc/{service.pid}/cmdline")
+        assert ("patchswarm.daemon" in runs) is (command == later), "the program that was installed last"
+        assert service.client.node().node == node
+        assert service.client.version("qwen").path == first.path
+        assert {path.name: path.stat().st_ino for path in served.iterdir()} == inodes, "nothing was made anew"

@@ -15,7 +15,10 @@ LATER_KEY = """
 
 
 def later_program(folder: Path) -> Path:
-    """A `patchswarm` command of a later version, whose [log] section has a key `colour` more."""
+    """A `patchswarm` command of a later version, whose [log] section has a key `colour` more.
+
+    The folder may be moved, or copied with its times.
+    """
     package = folder / "lib" / "patchswarm"
     for floor in ("daemon", "storage", "protocol"):
         shutil.copytree(ROOT / floor, package / floor)  # compiled kernels too: they go by the source's time and size
@@ -26,6 +29,8 @@ def later_program(folder: Path) -> Path:
     docstring_end = tail.index('"""\n') + len('"""\n')
     config.write_text(head + section + tail[:docstring_end] + LATER_KEY + tail[docstring_end:])
     command = folder / "patchswarm"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "lib"} exec {sys.executable} -P -m patchswarm.daemon "$@"\n')
+    command.write_text(
+        f'#!/bin/sh\nPYTHONPATH="$(dirname "$0")/lib" exec {sys.executable} -P -m patchswarm.daemon "$@"\n'
+    )
     command.chmod(0o755)
     return command
