@@ -112,7 +112,7 @@ async def test_a_version_that_is_not_held_or_not_known_is_one_clear_error(fleet)
     publishing, member = fleet
     await publishing.step()
     await member.committed(STREAM, 1)
-    with pytest.raises(UnknownVersionError, match=r"version 0 of qwen is not held here: keep a lease"):
+    with pytest.raises(UnknownVersionError, match=r"version 0 of qwen is not held here; keep a lease"):
         await read(member, 0, 1)
     with pytest.raises(UnknownVersionError, match="version 9 of qwen is neither held here nor reached from version 1"):
         await read(member, 1, 9)
