@@ -39,8 +39,9 @@ def change_program(fleet, command):
 
 
 def inodes(path):
-    """Which files these are, whatever is in them."""
-    return {each.name: each.stat().st_ino for each in path.iterdir() if each.is_file()}
+    """Which files these are, whatever is in them; the state file is another one with each proof."""
+    files = (each for each in path.iterdir() if not each.name.startswith(".patchswarm"))
+    return {each.name: each.stat().st_ino for each in files}
 
 
 def ask(node, method, path, body=None):

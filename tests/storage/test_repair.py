@@ -183,7 +183,7 @@ def test_a_read_slot_is_not_changed_but_under_the_readers_own_exclusive_lease(si
     lease = single.slots.lease(None, 60, 0)
     with single.source(2) as source:
         layout = source.layout
-    with pytest.raises(SlotsBusyError, match="exclusive"):
+    with pytest.raises(SlotsBusyError, match="the only slot"):
         single.slots.begin(layout, single.slots.current())
     building = single.slots.begin(layout, single.slots.current(), exclusive=lease.id)
     for chunk in single.chunks(1, 2):
