@@ -30,6 +30,17 @@ MAX_PERIOD: Final = 4096
 """Chunks after which the dealing repeats, at most, whatever weights a roster has."""
 
 
+def most_borders(sites: int) -> int:
+    """Borders that each of so many sites has at most in one roster."""
+    return max(1, min(MAX_BORDERS, MAX_ENTRIES // max(sites, 1)))
+
+
+def border_count(members: int, most: int) -> int:
+    """How many of a site's members are its borders: a power of two, at most `most`; none of none."""
+    count = min(members, most)
+    return 1 << count.bit_length() - 1 if count else 0
+
+
 def borders_of(nodes: Mapping[bytes, NodeRecord], site: str, count: int = MAX_BORDERS) -> list[bytes]:
     """Members of a site that fetch for it: a power of two of them, at most `count`, so that columns divide evenly.
 
@@ -37,8 +48,7 @@ def borders_of(nodes: Mapping[bytes, NodeRecord], site: str, count: int = MAX_BO
     """
     members = [node for node, record in nodes.items() if record.site == site]
     members.sort(key=lambda node: (not nodes[node].addresses, digest(b"border" + node)))
-    most = min(len(members), count)
-    return members[: 1 << most.bit_length() - 1] if most else []
+    return members[: border_count(len(members), count)]
 
 
 def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes) -> tuple[RosterSite, ...]:
@@ -50,7 +60,7 @@ def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes) -> tuple[Roster
     others = {node: record for node, record in nodes.items() if node != seed}
     home = nodes[seed].site if seed in nodes else ""
     sites = sorted({record.site for record in others.values()})[:MAX_SITES]
-    count = max(1, min(MAX_BORDERS, MAX_ENTRIES // max(len(sites), 1)))
+    count = most_borders(len(sites))
     roster = []
     for site in sites:
         borders = borders_of(others, site, count)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from patchswarm.protocol.roster import MAX_BORDERS, MAX_ENTRIES, chunks_for
+from patchswarm.protocol.roster import border_count, chunks_for, most_borders
 
 MBIT: Final = 1e6 / 8
 GBIT: Final = 1e9 / 8
@@ -128,7 +128,7 @@ class Patch:
 def chunk_count(size: int, map_: Map) -> int:
     """Chunks of a patch by daemon/making's rule."""
     members = Counter(map_.sites[host.site].label for host in map_.hosts[1:])
-    most = max(1, min(MAX_BORDERS, MAX_ENTRIES // len(members)))
-    borders = (1 << min(count, most).bit_length() - 1 for count in members.values())
+    most = most_borders(len(members))
+    borders = (border_count(count, most) for count in members.values())
     chunk = min(max(size / chunks_for(borders), 32 * 1024), 4 * 1024 * 1024)
     return max(1, math.ceil(size / chunk))
