@@ -87,10 +87,10 @@ def _offered(begun: str, found: Iterable[tuple[str, str]]) -> Offer:
 
 
 def _quietly(find: Callable[[], Iterable[T]]) -> list[T]:
-    """What is found; nothing, whatever was in the way: a word about it would land in the middle of what is typed."""
+    """What is found; nothing, whatever was in the way."""
     try:
         return list(find())
-    except Exception:
+    except Exception:  # no home, no daemon, no right, a later format: a word about it would land in what is being typed
         return []
 
 

@@ -199,12 +199,18 @@ class Replica:
     def _waits_for_base(self) -> bool:
         return self._base.is_open and not self.slots.slots()
 
-    def _hold(self) -> None:
-        # What waits for its verification after a reboot counts: steps from there are fetched meanwhile.
+    def _held(self) -> frozenset[bytes]:
+        """Versions whose bytes are here.
+
+        One that waits for its verification after a reboot counts: steps from there are fetched meanwhile.
+        """
         held = {slot.manifest for slot in self.slots.slots() if not slot.withdrawn}
         if self._base.source is not None:
             held.add(self._base.source.manifest)
-        self._fleet.hold(self.stream, frozenset(held), lists_first=self._waits_for_base())
+        return frozenset(held)
+
+    def _hold(self) -> None:
+        self._fleet.hold(self.stream, self._held(), lists_first=self._waits_for_base())
 
     # -- the task -------------------------------------------------------------------------------------------
 
@@ -272,10 +278,7 @@ class Replica:
     def _can_follow(self, route: Sequence[Transition]) -> bool:
         """Whether a route that could not be built now may be built later: another is planned when its start is gone."""
         start = route[0].source
-        base = self._base.source
-        is_here = not start or (base is not None and base.manifest == start)
-        is_here = is_here or any(slot.manifest == start and not slot.withdrawn for slot in self.slots.slots())
-        return is_here and self._fleet.view.is_usable(self.stream, route)
+        return (not start or start in self._held()) and self._fleet.view.is_usable(self.stream, route)
 
     def _may_follow(self, route: Sequence[Transition]) -> bool:
         """Whether a route may be built now, or its time comes later."""
