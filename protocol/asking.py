@@ -15,7 +15,7 @@ from .advance import Advance
 from .chance import Chance
 from .effects import Effect, Send
 from .link import Link
-from .messages import META_ORDINAL, Request
+from .messages import META_ORDINAL, Claim, Request
 from .picker import Plan
 from .plans import Plans
 from .routing import Routing
@@ -157,9 +157,44 @@ class Asking:
             return
         near, far = self.offered(series, plan)
         bits &= ~near.data
-        self._depart(link, series, bits & plan.allowed(link, site), 0, now_s)
+        here = bits & plan.allowed(link, site)
+        if link.node in plan.seeds:
+            here &= ~self._passed_on(series, plan)
+        elif here:
+            here &= ~self._sooner_elsewhere(link, series, plan, here)
+        self._depart(link, series, here, 0, now_s)
         if link.node in plan.seeds and bits and link.has_room():
             self._steal(link, series, plan, bits & ~far.data, now_s)
+
+    def _passed_on(self, series: Series, plan: Plan) -> int:
+        """What peers of other sites offer that have brought something: a thief took it, and passes it on."""
+        site = self._site()
+        offers = (
+            link.offers(series.attempt)
+            for link in self._links.values()
+            if link.goodput and link.site != site and not link.is_doubtful and not plan.is_source(link)
+        )
+        return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
+
+    def _sooner_elsewhere(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
+        """Those of `bits` that would come sooner from another peer at another site, although it is busy now.
+
+        A connection that has carried little takes many round trips for one chunk.
+        """
+        size = series.entry((bits & -bits).bit_length() - 1)[1]
+        wait_s = link.wait_s(size)
+        sooner = 0
+        for other in self._links.values():
+            if not other.goodput or other.is_doubtful or other.site == self._site() or plan.is_source(other):
+                continue  # of who has brought nothing yet nothing is known
+            offered = other.offers(series.attempt)
+            theirs = offered.data if offered else 0
+            if other.site == link.site:
+                theirs |= plan.to_come(other.node)  # its mate gives it the chunk in a moment
+            if theirs & bits & ~sooner and other.wait_s(size) < wait_s:
+                deferred = other.deferred.get(series.attempt)
+                sooner |= theirs & ~(deferred.data if deferred else 0)
+        return sooner
 
     def _offered_by_others(self, series: Series) -> ChunkSet:
         """What is offered by anyone who can be counted on."""
@@ -174,10 +209,19 @@ class Asking:
     def _steal(self, link: Link, series: Series, plan: Plan, bits: int, now_s: float) -> None:
         """Ask a seed with room for chunks that only it has and that were dealt to other sites."""
         while link.has_room() and not self._is_full():
-            ordinal = plan.steal(bits & ~series.asked.data, self._rng, now_s)
+            ordinal, claimed = plan.steal(bits & ~series.asked.data, self._rng, now_s)
             if ordinal is None:
                 return
+            if claimed:
+                self.tell_site(Claim(series.attempt, 0, ((ordinal, ordinal),)))
             self._depart(link, series, 1 << ordinal, 0, now_s)
+
+    def tell_site(self, claim: Claim) -> None:
+        """Tell all peers of this site."""
+        site = self._site()
+        for link in self._links.values():
+            if link.site == site and link.record is not None:
+                self._emit(Send(link.number, claim))
 
     def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites

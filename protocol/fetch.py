@@ -326,11 +326,15 @@ class Fetch:
         if self._asking.ask_one(link, now_s):
             self._turn_due_s = self._turn_due_s or now_s + TURN_S
 
-    def _brings(self, name: bytes) -> bool:
-        """Whether this node is to bring a chunk into its site that it lacks."""
+    def _brings(self, name: bytes, now_s: float) -> bool:
+        """Whether a chunk is to come here soon: this node brings it into its site, or a mate has claimed it."""
         for series, ordinal in self.stock.lacking(name):
             plans = self.plans.get(series.attempt)
-            if plans is None or ordinal >= META_ORDINAL or not plans[0].mine & 1 << ordinal:
+            if plans is None or ordinal >= META_ORDINAL:
+                continue
+            if plans[0].is_to_come(ordinal, now_s):
+                return True
+            if not plans[0].mine & 1 << ordinal:
                 continue
             if ordinal in series.asked or name in self._advance or plans[0].owned & 1 << ordinal:
                 return True

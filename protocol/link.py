@@ -123,6 +123,11 @@ class Link:
         """Whether one more chunk may be asked for: the window is not full, or the peer has less than two to send."""
         return len(self.flights) < MIN_FLIGHTS or self.inflight_bytes < self.window_bytes()
 
+    def wait_s(self, size: int) -> float:
+        """How long a chunk of so many bytes would take if it were asked for now, behind what is under way."""
+        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
+        return rtt + (self.inflight_bytes + size) / max(self.goodput, MIN_WINDOW_BYTES / (2 * rtt))
+
     def depart(self, attempt: bytes, ordinal: int, name: bytes, size: int, now_s: float) -> int:
         """Note a request; returns its number on this connection."""
         number = self._number(name)

@@ -50,6 +50,10 @@ RELIEF_SHARE: Final = 16
 LEFT_TO_OWNER: Final = 4
 """Chunks that nobody steals from whom they were dealt to: they are under way, or as good as."""
 
+LAST_PART: Final = 4
+"""Chunks of other columns are stolen once no more than this part of all is left at the seed: before that columns are
+even, unless one of them is a thief who keeps what it takes."""
+
 OUTSIDER_RANK: Final = 3
 """Members that are no border wait this many ranks more before they fetch across sites themselves."""
 
@@ -160,11 +164,23 @@ class Plan:
             return 0
         return self.brought.get(node, 0) & self.mine & ~self.owned
 
+    def is_to_come(self, ordinal: int, now_s: float) -> bool:
+        """Whether another border of this site has said that it brings this chunk in, so that it will soon be here."""
+        return self.claimed.get(ordinal, 0.0) > now_s
+
     def brings_instead(self, node: bytes, ordinal: int, other: bytes | None) -> None:
-        """Note that a border will not take a chunk from the seed; `other` does, if anyone is known to."""
+        """Note that a border will not take a chunk from the seed; `other` does, if anyone is known to.
+
+        It is to come from the border of its column at that one's site: to that one the way is warm.
+        """
         self.brought[node] = self.brought.get(node, 0) & ~(1 << ordinal)
-        if other is not None:
-            self.brought[other] = self.brought.get(other, 0) | 1 << ordinal
+        if other is None:
+            return
+        dealing = self._dealing
+        if dealing is not None and node == dealing.me:
+            self.owned &= ~(1 << ordinal)
+            other = dealing.partner(ordinal, other)
+        self.brought[other] = self.brought.get(other, 0) | 1 << ordinal
 
     def came(self, took_s: float, now_s: float) -> None:
         """Note that a chunk came from another site, so long after it was asked for."""
@@ -272,7 +288,7 @@ class Plan:
             return []
         trusted = self.alive - benched
         wait_s = max(LEAST_PATIENCE_S, SOUND_OUT * self.most_took_s)
-        free &= ~bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
+        free &= ~self._claimed(now_s)
         for number, column in enumerate(self.columns):
             ordinal = number * dealing.period
             border = dealing.border(ordinal, trusted)
@@ -309,21 +325,39 @@ class Plan:
     def _silent_s(self, who: object, now_s: float) -> float:
         return now_s - self.progress_s.get(who, self.began_s)
 
-    def steal(self, free: int, chance: Chance, now_s: float) -> int | None:
-        """A chunk of `free` to take from the seed in place of a border of another site that has many left.
+    def steal(self, free: int, chance: Chance, now_s: float) -> tuple[int | None, bool]:
+        """A chunk of `free` to take from the seed in place of a border that has many left, and whether to claim it.
 
-        `free` are ordinals that only the seed has, neither here nor asked for. Of this node's own column alone: to
-        those who wait for it there the way is warm. Taken at random from the later half of what that border has left:
-        it comes from the other end, and other thieves choose too. The last few only once nothing has come for a while.
+        `free` are ordinals that only the seed has, neither here nor asked for. First of this node's own column, in
+        place of a border of another site: to those who wait for it there the way is warm. When nothing is left of
+        that, and the end is near, of other columns, which have to be claimed. Taken at random from the later half of
+        what that border has left: it comes from the other end, and other thieves choose too. The last few only once
+        nothing has come for a while.
         """
-        if self._dealing is None or free & self.mine & self.owned:
-            return None
-        free &= self.mine
-        most = max((free & brought for brought in self.brought.values()), key=int.bit_count, default=0)
-        ordinal = _late_one(most, chance, 0 if now_s - self.came_s >= ENDGAME_S else LEFT_TO_OWNER)
+        dealing = self._dealing
+        if dealing is None or free & self.mine & self.owned:
+            return None, False
+        spared = 0 if now_s - self.came_s >= ENDGAME_S else LEFT_TO_OWNER
+        ordinal = self._late_one_of_most(free & self.mine, chance, spared)
         if ordinal is not None:
             self.owned |= 1 << ordinal
-        return ordinal
+            return ordinal, False
+        if not dealing.is_border or free.bit_count() * LAST_PART > self.dealt.bit_count():
+            return None, False
+        ordinal = self._late_one_of_most(free & self.dealt & ~self.mine & ~self._claimed(now_s), chance, spared)
+        if ordinal is not None:
+            self.owned |= 1 << ordinal
+            self.mine |= 1 << ordinal
+            self.taken |= 1 << ordinal
+        return ordinal, ordinal is not None
+
+    def _late_one_of_most(self, free: int, chance: Chance, spared: int) -> int | None:
+        most = max((free & brought for brought in self.brought.values()), key=int.bit_count, default=0)
+        return _late_one(most, chance, spared)
+
+    def _claimed(self, now_s: float) -> int:
+        """Ordinals that other borders of this site have claimed just now."""
+        return bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
 
     def relieve(self, free: int, offered: int, chance: Chance, now_s: float) -> list[int]:
         """Some of `free` to bring into this site in place of the border of it that has most left: claim them.
@@ -342,7 +376,7 @@ class Plan:
         if idle_s < wait_s:
             return []
         spared = LEFT_TO_OWNER if idle_s < 2 * wait_s else 0
-        free &= ~bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
+        free &= ~self._claimed(now_s)
         most = max((free & column for column in self.columns), key=int.bit_count, default=0)
         taken = []
         for _ in range(max(1, most.bit_count() // RELIEF_SHARE)):

@@ -164,6 +164,11 @@ class Dealing:
         borders = self._roster[self._order[ordinal % len(self._order)]].borders
         return borders[ordinal // self.period % len(borders)] if borders else None
 
+    def partner(self, ordinal: int, border: bytes) -> bytes:
+        """The border of the chunk's column at the site of another one; that one itself where it is in no roster."""
+        site = next((entry.borders for entry in self._roster if border in entry.borders), (border,))
+        return site[ordinal // self.period % len(site)]
+
     @property
     def period(self) -> int:
         """Ordinals after which owner sites repeat; each column is that long and goes to the next border."""

@@ -21,6 +21,9 @@ MAX_COPIES: Final = 4
 CROSSING_S: Final = 1.5
 """For so long a seed sends a chunk across to nobody else: who has it passes it on."""
 
+LEAVING_S: Final = 6.0
+"""And for so long at most while that copy has not left yet."""
+
 MAX_WAITING: Final = 256
 """Requests of one peer that may wait for their chunks."""
 
@@ -54,7 +57,7 @@ class Serving:
         links: Mapping[int, Link],
         emit: Callable[[Effect], None],
         has: Callable[[bytes], bool],
-        brings: Callable[[bytes], bool],
+        brings: Callable[[bytes, float], bool],
         node: bytes,
     ) -> None:
         self._stock = stock
@@ -81,7 +84,7 @@ class Serving:
         if self._stopping:
             self._emit(Send(link.number, Reject(request.request, Reason.STOPPING)))
         elif not self._has(name):
-            if self._brings(name) and self._waiting_for(link) < MAX_WAITING:
+            if self._brings(name, now_s) and self._waiting_for(link) < MAX_WAITING:
                 self._waiting.setdefault(name, []).append(_Waiting(link.number, request, now_s))
             else:
                 self._emit(Send(link.number, Reject(request.request, Reason.MISSING)))
@@ -173,7 +176,7 @@ class Serving:
 
     def tick(self, now_s: float) -> None:
         """Once a second: whoever has waited for long is told to ask elsewhere."""
-        for name in [name for name, (_, at_s) in self._sent.items() if now_s - at_s >= CROSSING_S]:
+        for name in [name for name in self._sent if not self._is_crossing(name, now_s)]:
             del self._sent[name]
         for name in [name for name, waiting in self._waiting.items() if now_s - waiting[0].since_s >= WAITING_S]:
             self.refused(name)
@@ -189,9 +192,14 @@ class Serving:
         """The other node that this seed has just sent the chunk across to, and from which it will spread."""
         if link.site == site or not self._stock.is_seeding(name, self._node):
             return None
-        node, at_s = self._sent.get(name, (link.node, now_s))
-        if node != link.node and now_s - at_s < CROSSING_S:
+        node, _ = self._sent.get(name, (link.node, now_s))
+        if node != link.node and self._is_crossing(name, now_s):
             return node
         if name not in self._sent or node != link.node:
             self._sent[name] = (link.node, now_s)  # who asks again and again does not keep it from the others
         return None
+
+    def _is_crossing(self, name: bytes, now_s: float) -> bool:
+        """Whether the chunk was sent across just now, or is still leaving, to a host on a slow link."""
+        node, at_s = self._sent[name]
+        return now_s - at_s < (LEAVING_S if node in self._copies.get(name, ()) else CROSSING_S)

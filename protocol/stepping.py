@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from .asking import Asking
 from .chance import Chance
-from .effects import Effect, Send
+from .effects import Effect
 from .link import Flight, Link
 from .messages import META_ORDINAL, RELEASED, Claim
 from .picker import BLOB_PATIENCE_S, CLAIM_S
@@ -48,7 +48,7 @@ class Stepping:
         if free and self._is_idle():
             taken += data.sound_out(free, now_s, benched)
         if taken:
-            self._tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
+            self._asking.tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
             self._blame(data.take_failed(), now_s)
         # Blobs are few: whoever steps in for them does so without a claim.
         blobs = series.missing_meta() & ~series.asked.meta & ~near.meta
@@ -87,7 +87,7 @@ class Stepping:
         """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""
         plans = self._plans.get(flight.attempt)
         if plans is not None and flight.ordinal < META_ORDINAL and plans[0].release(flight.ordinal):
-            self._tell_site(Claim(flight.attempt, RELEASED, ((flight.ordinal, flight.ordinal),)))
+            self._asking.tell_site(Claim(flight.attempt, RELEASED, ((flight.ordinal, flight.ordinal),)))
 
     def take_detour(self, flight: Flight, holders: tuple[bytes, ...]) -> bool:
         """Have a chunk that the seed has just sent to `holders` come from the seed's site, if those are all benched."""
@@ -97,9 +97,3 @@ class Stepping:
             return False
         plans[0].detour |= 1 << flight.ordinal
         return True
-
-    def _tell_site(self, claim: Claim) -> None:
-        site = self._site()
-        for link in self._links.values():
-            if link.site == site and link.record is not None:
-                self._emit(Send(link.number, claim))

@@ -58,6 +58,14 @@ def test_the_window_holds_twice_what_fills_the_path(link):
     assert link.window_bytes() == pytest.approx(2 * 5e6 * 0.2, rel=0.01)
 
 
+def test_a_chunk_takes_a_round_trip_and_its_turn_behind_what_is_under_way(link):
+    link.measured_rtt(0.2)
+    assert link.wait_s(CHUNK) == pytest.approx(0.2 + CHUNK * 0.4 / MIN_WINDOW_BYTES), "no rate is known"
+    link.goodput = 10e6
+    ask(link, 3)
+    assert link.wait_s(CHUNK) == pytest.approx(0.2 + 4 * CHUNK / 10e6)
+
+
 def test_what_a_peer_has_yet_to_get_stays_outside_the_window_until_it_has_it(link):
     link.measured_rtt(0.2)
     number = link.expect(ATTEMPT, 7, b"name", MIN_WINDOW_BYTES, 1.0)

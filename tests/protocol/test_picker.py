@@ -11,6 +11,7 @@ from patchswarm.protocol.picker import (
     CLAIM_S,
     ENDGAME_S,
     FIRST_PATIENCE_S,
+    LAST_PART,
     LEAST_PATIENCE_S,
     LEFT_TO_OWNER,
     MAX_CLAIMS,
@@ -96,7 +97,7 @@ def test_without_a_dealing_everyone_may_ask_everyone():
     late.deal(ALL, frozenset(), 0.0)
     assert late.allowed(link_to(SEED), "a") & ALL == ALL
     assert list(late.step_in(ALL, 0, 1000.0)) == []
-    assert late.steal(ALL, random.Random(1), 0.0) is None
+    assert late.steal(ALL, random.Random(1), 0.0) == (None, False)
     assert late.relieve(ALL, ALL, random.Random(1), 100.0) == []
 
 
@@ -235,22 +236,62 @@ def test_a_claim_on_what_is_not_known_is_ignored(plans):
 def test_a_thief_takes_from_the_seed_what_another_site_has_many_of_in_its_own_column(plans):
     plan = plans[BORDERS["a"][0]]
     theirs = plan.mine & ~plan.owned
-    stolen = plan.steal(theirs, random.Random(1), 0.0)
+    stolen, claimed = plan.steal(theirs, random.Random(1), 0.0)
+    assert not claimed
     assert stolen in list(iterate(theirs))[len(list(iterate(theirs))) // 2 :], "its owner comes from the other end"
     assert plan.owned >> stolen & 1
 
 
+def test_when_its_own_column_is_done_a_thief_takes_of_other_columns_and_claims_it(plans):
+    first, second, *_ = BORDERS["a"]
+    plan, other = plans[first], plans[second]
+    for theirs in (other.mine & other.owned, other.mine & ~other.owned):
+        stolen, claimed = plan.steal(theirs, random.Random(1), 0.0)
+        assert claimed
+        assert stolen in list(iterate(theirs))[len(list(iterate(theirs))) // 2 :]
+        assert plan.mine & plan.owned & 1 << stolen
+        other.claim(1 << stolen, CLAIM_S, first)
+        assert other.is_to_come(stolen, CLAIM_S - 0.1)
+        assert not other.is_to_come(stolen, CLAIM_S)
+        assert not other.mine >> stolen & 1
+
+
+def test_a_thief_takes_nothing_of_other_columns_that_is_claimed_or_among_the_last_few(plans):
+    plan, other = plans[BORDERS["a"][0]], plans[BORDERS["a"][1]]
+    theirs = other.mine & other.owned
+    few = bits_of(list(iterate(theirs))[:LEFT_TO_OWNER])
+    plan.came_s = 10.0
+    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S / 2) == (None, False)
+    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S) != (None, False)
+    plan.claim(theirs, CLAIM_S, OTHER)
+    assert plan.steal(theirs & ~plan.mine, random.Random(1), 0.0) == (None, False)
+    assert plan.steal(theirs, random.Random(1), CLAIM_S) != (None, False)
+
+
+def test_while_much_is_left_at_the_seed_a_thief_leaves_other_columns_alone(plans):
+    plan = plans[BORDERS["a"][0]]
+    plan.came_s = 0.0
+    others = list(iterate(ALL & ~plan.mine))
+    assert plan.steal(bits_of(others), random.Random(1), 100.0) == (None, False)
+    assert plan.steal(bits_of(others[: COUNT // LAST_PART]), random.Random(1), 100.0) != (None, False)
+
+
+def test_a_member_that_is_no_border_takes_nothing_of_any_column():
+    plan = plan_of("a", digest(b"a fifth"))
+    assert plan.steal(ALL, random.Random(1), 0.0) == (None, False)
+
+
 def test_nobody_steals_while_the_seed_has_chunks_of_its_own_for_it(plans):
     plan = plans[BORDERS["a"][0]]
-    assert plan.steal(plan.mine, random.Random(1), 0.0) is None
+    assert plan.steal(plan.mine, random.Random(1), 0.0) == (None, False)
 
 
 def test_the_last_few_are_left_to_their_owner_unless_nothing_comes(plans):
     plan = plans[BORDERS["a"][0]]
     few = bits_of(list(iterate(plan.mine & ~plan.owned))[:LEFT_TO_OWNER])
     plan.came_s = 10.0
-    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S / 2) is None
-    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S) is not None
+    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S / 2) == (None, False)
+    assert plan.steal(few, random.Random(1), 10.0 + ENDGAME_S)[0] is not None
 
 
 def test_an_idle_border_relieves_the_one_of_its_site_with_most_left_and_can_hand_back(plans):
@@ -306,6 +347,18 @@ def test_a_chunk_that_another_takes_instead_is_to_come_from_that_one(plans):
     assert plan.to_come(OTHER) == 1 << ordinal
     plan.brings_instead(OTHER, ordinal, None)
     assert not plan.to_come(OTHER)
+
+
+def test_what_a_thief_of_another_column_took_is_to_come_from_the_border_of_its_column_there(plans):
+    me = BORDERS["a"][0]
+    plan = plans[me]
+    ordinal = next(iterate(plan.mine & plan.owned))
+    partner = next(node for node in BORDERS["b"] if plan.to_come(node))
+    thief = next(node for node in BORDERS["b"] if node != partner)
+    plan.brings_instead(me, ordinal, thief)
+    assert not plan.owned >> ordinal & 1
+    assert plan.to_come(partner) >> ordinal & 1
+    assert not plan.to_come(thief) >> ordinal & 1
 
 
 def test_its_own_chunks_are_not_handed_back(plans):

@@ -6,7 +6,7 @@ from patchswarm.protocol.effects import Send, Serve
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.link import Link
 from patchswarm.protocol.messages import Reason, Reject, Request
-from patchswarm.protocol.serving import CHAIN_S, CROSSING_S, MAX_COPIES, MAX_WAITING, WAITING_S, Serving
+from patchswarm.protocol.serving import CHAIN_S, CROSSING_S, LEAVING_S, MAX_COPIES, MAX_WAITING, WAITING_S, Serving
 
 ME, CHUNK = digest(b"me"), digest(b"chunk")
 
@@ -20,7 +20,7 @@ class Desk:
         for number, link in self.links.items():
             link.goodput = number * 1e6
         self.serving = Serving(
-            self, self.links, self.effects.append, self.store.__contains__, self.coming.__contains__, ME
+            self, self.links, self.effects.append, self.store.__contains__, lambda name, _: name in self.coming, ME
         )
         self._seeding = seeding
 
@@ -161,8 +161,23 @@ def test_a_seed_sends_a_chunk_across_once_and_says_to_whom():
     desk = Desk(seeding=True)
     desk.come()
     desk.ask(0)
+    desk.leave(0)
     desk.ask(1, now_s=CROSSING_S / 2)
     desk.ask(1, now_s=CROSSING_S)
+    assert desk.done() == [
+        Serve(0, 1, CHUNK, False),
+        refused(1, holders=[desk.links[0].node]),
+        Serve(1, 1, CHUNK, False),
+    ]
+
+
+def test_a_chunk_that_is_still_leaving_on_a_slow_link_is_not_sent_across_a_second_time_for_a_while():
+    desk = Desk(seeding=True)
+    desk.come()
+    desk.ask(0)
+    desk.serving.tick(LEAVING_S - 0.1)
+    desk.ask(1, now_s=LEAVING_S - 0.1)
+    desk.ask(1, now_s=LEAVING_S)
     assert desk.done() == [
         Serve(0, 1, CHUNK, False),
         refused(1, holders=[desk.links[0].node]),
