@@ -45,6 +45,7 @@ from ...storage.chunks import ChunkStore
 from ...storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from ..config import Config, Limits
 from .blocks import BlockDesk
+from .congestion import Congestion
 from .doors import Doors, Streams
 from .enrol import Issuer
 from .identity import Identity
@@ -125,6 +126,7 @@ class Fleet:
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self.tally = Tally()
         self._ledger = Ledger(catalog)
+        self._paths: dict[str, Congestion] = {}  # by the site they lead to
         self._wake = asyncio.Event()
         self._wakes_s = 0.0  # when the core is called next without being asked
         self._tasks = asyncio.TaskGroup()
@@ -335,7 +337,7 @@ class Fleet:
             now_s = self._now()
             if now_s >= looked_s + LOOK_S:
                 looked_s = now_s
-                self._look_what_comes(now_s)
+                self._look_at_lanes(now_s)
             self.swarm.tick(now_s)
             self._carry_out()
             self._wake.clear()
@@ -344,9 +346,10 @@ class Fleet:
                 async with asyncio.timeout(max(self._wakes_s - self._now(), 0.001)):
                     await self._wake.wait()  # the core was called, and is due sooner now
 
-    def _look_what_comes(self, now_s: float) -> None:
+    def _look_at_lanes(self, now_s: float) -> None:
         """Tell the core how much has come over each link: a peer that sends is not one that is silent."""
         for peer in self.peers.values():
+            peer.watch_lanes()
             self.swarm.progressed(peer.number, peer.came_bytes, now_s)
         if self._traffic.is_holding_back:
             self.swarm.not_reading(now_s)
@@ -404,6 +407,8 @@ class Fleet:
         greeted = self._greeted(peer)
         self.swarm.receive(peer.number, message, self._now())
         if not greeted and self._greeted(peer):
+            if site := self.swarm.links[peer.number].site:
+                peer.congestion = self._paths.setdefault(site, peer.congestion)
             self._desk.offer(peer)
         self._carry_out()
 

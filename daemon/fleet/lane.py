@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -10,11 +11,15 @@ import structlog
 
 from ...protocol.errors import FrameError
 from ...protocol.lane import HEADER_BYTES, LaneCodec
+from .congestion import Congestion, Reading, read
 
 _log: Final = structlog.get_logger(__name__)
 
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Bytes handed to the kernel's queue ahead of what it has taken; beyond it `send` waits."""
+
+WATCH_S: Final = 10.0
+"""So long after a chunk was sent some of it may still be on its way through the kernel."""
 
 
 class Lane(asyncio.BufferedProtocol):
@@ -40,6 +45,9 @@ class Lane(asyncio.BufferedProtocol):
         self._name = b""
         self._filled = 0
         self._transport: asyncio.Transport | None = None
+        self._reading: Reading | None = None
+        self._sent_at_s = 0.0
+        self._knows_loss = False
         self._writable = asyncio.Event()
         self.came_bytes = 0
         """Bytes that have come so far, headers and parts of chunks included."""
@@ -113,7 +121,23 @@ class Lane(asyncio.BufferedProtocol):
             return False
         self._transport.write(self._codec.header(name, len(sealed)))
         self._transport.write(sealed)
+        self._sent_at_s = time.monotonic()
         return True
+
+    def watch(self, congestion: Congestion) -> None:
+        """See how what was sent fares on the path, and change the congestion control where that is called for.
+
+        Call a few times a second; when nothing was sent for a while, nothing is looked at.
+        """
+        if self._transport is None or (time.monotonic() - self._sent_at_s > WATCH_S and not self.is_full):
+            return
+        connection = self._transport.get_extra_info("socket")
+        before, self._reading = self._reading, read(connection)
+        if before is not None and self._reading is not None:
+            congestion.look(before, self._reading)
+        if congestion.is_lossy and not self._knows_loss:
+            self._knows_loss = True
+            congestion.choose(connection)
 
     async def finish(self) -> None:
         """Let what was written leave, and wait until the peer has taken it and closed the lane."""

@@ -76,7 +76,7 @@ class LaneDesk:
             self._dialling[peer] -= 1
             if not self._dialling[peer]:
                 del self._dialling[peer]
-        _tune(transport.get_extra_info("socket"))
+        _tune(transport.get_extra_info("socket"), peer)
         transport.write(encode_preamble(offer.lane, offer.key))
         peer.lane_up(lane)
 
@@ -88,7 +88,7 @@ class LaneDesk:
             _log.warning("lane refused", reason=str(error))
             connection.close()
             return
-        _tune(connection)
+        _tune(connection, peer)
         _, lane = await asyncio.get_running_loop().connect_accepted_socket(
             lambda: self._make(peer, LaneCodec(key, dialler=False)), connection
         )
@@ -111,10 +111,9 @@ class LaneDesk:
             del self._offers[lane]
 
 
-def _tune(connection: socket.socket) -> None:
-    """Use BBR where the kernel has it (with some loss it holds its rate where cubic collapses), and keep alive."""
-    with contextlib.suppress(OSError, AttributeError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+def _tune(connection: socket.socket, peer: Peer) -> None:
+    """Set the congestion control that the path to the peer calls for, and keep alive."""
+    peer.congestion.choose(connection)
     with contextlib.suppress(OSError, AttributeError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE.items():

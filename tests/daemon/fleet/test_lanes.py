@@ -213,3 +213,15 @@ async def test_the_memory_of_chunks_in_flight_is_bounded_and_lanes_wait(head, me
     await until(lambda: all(lane._transport.is_reading() for lane in lanes_of(member)))
     assert max(most) < 1_000_000
     assert traffic._pending_bytes == 0
+
+
+async def test_on_a_path_that_loses_packets_a_lane_changes_its_congestion_control(head, member, root):
+    (peer,) = head.fleet.peers.values()
+    changed = []
+    peer.congestion.choose = changed.append
+    await travels(head, member, root)
+    assert changed == []
+    peer.congestion.is_lossy = True
+    await travels(head, member, root, steps=1)
+    await until(lambda: changed)
+    assert len(changed) == len(peer.lanes), "once each"

@@ -1,0 +1,93 @@
+"""Which congestion control a path calls for: loss without a queue tells."""
+
+import itertools
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchswarm.daemon.fleet.congestion import LEAST_SHORT, Congestion, Reading, read
+
+LEAST_S = 0.1
+
+
+def seen(congestion, *looks, least_s=LEAST_S):
+    """Readings of one connection: pairs of the queue in seconds and how many packets were sent again."""
+    readings = [Reading(least_s + queue_s, least_s, resent) for queue_s, resent in looks]
+    for before, now in itertools.pairwise(readings):
+        congestion.look(before, now)
+    return congestion.is_lossy
+
+
+@pytest.fixture
+def congestion():
+    return Congestion()
+
+
+def test_loss_in_a_long_queue_is_congestion_however_often_it_happens(congestion):
+    assert not seen(congestion, *((0.05 + 0.001 * (number % 9), 10 * number) for number in range(100)))
+
+
+def test_loss_without_a_queue_is_the_paths(congestion):
+    assert not seen(congestion, (0.0, 0), (0.05, 0), (0.001, 0))
+    assert seen(congestion, (0.001, 0), (0.001, 1))
+
+
+def test_a_queue_just_before_the_loss_counts(congestion):
+    assert not seen(congestion, (0.0, 0), (0.05, 0), (0.001, 1))
+
+
+def test_loss_in_a_queue_that_was_much_longer_is_believed_the_second_time(congestion):
+    seen(congestion, (0.1, 0), (0.02, 0))
+    for number in range(LEAST_SHORT):
+        assert not congestion.is_lossy
+        seen(congestion, (0.02, number), (0.02, number + 1))
+    assert congestion.is_lossy
+
+
+def test_what_is_known_of_a_path_stays_known(congestion):
+    seen(congestion, (0.0, 0), (0.0, 1))
+    assert seen(congestion, *((0.05, number) for number in range(9)))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), max_size=30))
+def test_a_path_within_one_place_is_never_lossy(looks):
+    total, said = 0, []
+    for queue_s, more in looks:
+        total += more
+        said.append((queue_s, total))
+    assert not seen(Congestion(), *said, least_s=0.001)
+
+
+def control_of(connection):
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def test_a_connection_begins_with_cubic_and_changes_to_bbr_where_the_kernel_lets_it(congestion):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        congestion.choose(connection)
+        assert control_of(connection) == "cubic"
+        congestion.is_lossy = True
+        congestion.choose(connection)
+        available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        assert control_of(connection) == ("bbr" if "bbr" in available else "cubic")
+
+
+def test_the_kernel_says_how_a_connection_fares():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        accepted, _ = server.accept()
+        with accepted:
+            connection.sendall(bytes(100_000))
+            while accepted.recv(65536) and not connection.send(b"x"):
+                pass
+        said = read(connection)
+    assert 0.0 < said.least_rtt_s <= said.rtt_s < 1.0
+    assert said.resent == 0
+
+
+def test_of_a_connection_that_is_gone_nothing_is_said():
+    connection = socket.socket()
+    connection.close()
+    assert read(connection) is None
