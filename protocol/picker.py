@@ -78,6 +78,7 @@ class Plan:
     brought: dict[bytes, int] = field(default_factory=dict)  # border -> ordinals that it takes from the seed, all sites
     columns: list[int] = field(default_factory=list)  # ordinals by the border of this site that they are dealt to
     alive: frozenset[bytes] = frozenset()
+    handed: int = 0  # owned ones that the seed has just sent to a thief: they may come from that one's site, too
     detour: int = 0  # ordinals that the seed has just sent to one that brings nothing: they may come from its site
     taken: int = 0  # ordinals that this node took over from other borders of its site, and claimed
     claimed: dict[int, float] = field(default_factory=dict)  # ordinal -> until when another border fetches it
@@ -162,7 +163,7 @@ class Plan:
         """
         if self.seeds & self.alive and not self.seed_sites:
             return 0
-        return self.brought.get(node, 0) & self.mine & ~self.owned
+        return self.brought.get(node, 0) & self.mine & (~self.owned | self.handed)
 
     def is_to_come(self, ordinal: int, now_s: float) -> bool:
         """Whether another border of this site has said that it brings this chunk in, so that it will soon be here."""
@@ -178,7 +179,7 @@ class Plan:
             return
         dealing = self._dealing
         if dealing is not None and node == dealing.me:
-            self.owned &= ~(1 << ordinal)
+            self.handed |= 1 << ordinal
             other = dealing.partner(ordinal, other)
         self.brought[other] = self.brought.get(other, 0) | 1 << ordinal
 

@@ -356,8 +356,8 @@ def test_what_a_thief_of_another_column_took_is_to_come_from_the_border_of_its_c
     partner = next(node for node in BORDERS["b"] if plan.to_come(node))
     thief = next(node for node in BORDERS["b"] if node != partner)
     plan.brings_instead(me, ordinal, thief)
-    assert not plan.owned >> ordinal & 1
     assert plan.to_come(partner) >> ordinal & 1
+    assert plan.allowed(link_to(SEED), "a") >> ordinal & 1, "who has it may be out of reach"
     assert not plan.to_come(thief) >> ordinal & 1
 
 
