@@ -93,11 +93,11 @@ class Asking:
     def offered_by_home_seeds(self, series: Series, plan: Plan) -> int:
         """Data ordinals that a seed of this site offers."""
         site = self._site()
-        offers = (
-            link.offers(series.attempt)
-            for link in self._links.values()
-            if link.node in plan.seeds and link.site == site
-        )
+        return self._offered_by(series, lambda link: link.node in plan.seeds and link.site == site)
+
+    def _offered_by(self, series: Series, counts: Callable[[Link], bool]) -> int:
+        """Data ordinals that those links offer that count."""
+        offers = (link.offers(series.attempt) for link in self._links.values() if counts(link))
         return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
 
     # -- one link -------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Asking:
         near, far = self.offered(series, plan)
         bits &= ~near.data
         here = bits & plan.allowed(link, site)
-        if link.node in plan.seeds:
+        if here and link.node in plan.seeds:
             here &= ~self._passed_on(series, plan)
         elif here:
             here &= ~self._sooner_elsewhere(link, series, plan, here)
@@ -169,12 +169,10 @@ class Asking:
     def _passed_on(self, series: Series, plan: Plan) -> int:
         """What peers of other sites offer that have brought something: a thief took it, and passes it on."""
         site = self._site()
-        offers = (
-            link.offers(series.attempt)
-            for link in self._links.values()
-            if link.goodput and link.site != site and not link.is_doubtful and not plan.is_source(link)
+        return self._offered_by(
+            series,
+            lambda link: bool(link.goodput) and link.site != site and not link.is_doubtful and not plan.is_source(link),
         )
-        return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
 
     def _sooner_elsewhere(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
         """Those of `bits` that would come sooner from another peer at another site, although it is busy now.

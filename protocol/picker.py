@@ -244,15 +244,14 @@ class Plan:
         if not any(late_borders) and not any(late_owners):
             return
         for ordinal in iterate(missing & self.dealt & ~(self.mine & self.owned)):
-            if self.claimed.get(ordinal, 0.0) > now_s:
+            if self.is_to_come(ordinal, now_s):
                 continue
             bit = 1 << ordinal
             if not self.mine & bit:
                 if not late_borders[dealing.column(ordinal)]:
                     continue
                 self._note_failure(dealing, ordinal, trusted)
-                self.mine |= bit
-                self.taken |= bit
+                self._take_over(bit)
                 yield ordinal
             if not self.owned & bit and not offered & bit and late_owners[ordinal % dealing.period]:
                 self.owned |= bit
@@ -298,8 +297,7 @@ class Plan:
             left = list(iterate(free & column & self.owned))
             if left and dealing.rank(ordinal, trusted) == 1:
                 taken = left[: max(1, len(left) // RELIEF_SHARE)]
-                self.mine |= bits_of(taken)
-                self.taken |= bits_of(taken)
+                self._take_over(bits_of(taken))
                 self.failed.add(border)
                 return taken
         return []
@@ -348,13 +346,17 @@ class Plan:
         ordinal = self._late_one_of_most(free & self.dealt & ~self.mine & ~self._claimed(now_s), chance, spared)
         if ordinal is not None:
             self.owned |= 1 << ordinal
-            self.mine |= 1 << ordinal
-            self.taken |= 1 << ordinal
+            self._take_over(1 << ordinal)
         return ordinal, ordinal is not None
 
     def _late_one_of_most(self, free: int, chance: Chance, spared: int) -> int | None:
         most = max((free & brought for brought in self.brought.values()), key=int.bit_count, default=0)
         return _late_one(most, chance, spared)
+
+    def _take_over(self, ordinals: int) -> None:
+        """Bring these in, which were dealt to other borders of this site: claim them."""
+        self.mine |= ordinals
+        self.taken |= ordinals
 
     def _claimed(self, now_s: float) -> int:
         """Ordinals that other borders of this site have claimed just now."""
@@ -386,8 +388,7 @@ class Plan:
                 break
             most &= ~(1 << ordinal)
             taken.append(ordinal)
-        self.mine |= bits_of(taken)
-        self.taken |= bits_of(taken)
+        self._take_over(bits_of(taken))
         return taken
 
 

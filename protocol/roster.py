@@ -162,12 +162,15 @@ class Dealing:
         if not self._order:
             return None
         borders = self._roster[self._order[ordinal % len(self._order)]].borders
-        return borders[ordinal // self.period % len(borders)] if borders else None
+        return self._of_column(borders, ordinal) if borders else None
 
     def partner(self, ordinal: int, border: bytes) -> bytes:
         """The border of the chunk's column at the site of another one; that one itself where it is in no roster."""
         site = next((entry.borders for entry in self._roster if border in entry.borders), (border,))
-        return site[ordinal // self.period % len(site)]
+        return self._of_column(site, ordinal)
+
+    def _of_column(self, borders: tuple[bytes, ...], ordinal: int) -> bytes:
+        return borders[ordinal // self.period % len(borders)]
 
     @property
     def period(self) -> int:

@@ -347,7 +347,7 @@ class Fleet:
                     await self._wake.wait()  # the core was called, and is due sooner now
 
     def _look_at_lanes(self, now_s: float) -> None:
-        """Tell the core how much has come over each link: a peer that sends is not one that is silent."""
+        """See how what is sent fares, and tell the core how much has come: who sends is not silent."""
         for peer in self.peers.values():
             peer.watch_lanes()
             self.swarm.progressed(peer.number, peer.came_bytes, now_s)
