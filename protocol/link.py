@@ -15,6 +15,9 @@ MIN_WINDOW_BYTES: Final = 256 * 1024
 MIN_FLIGHTS: Final = 2
 """Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
 
+LOOK_S: Final = 0.1
+"""How often it is looked what has come."""
+
 FIRST_RTT_S: Final = 0.1
 """Taken for a round trip until one has been measured."""
 
@@ -96,6 +99,8 @@ class Link:
     _paced_at_s: float = 0.0
     _paced_bytes: int = 0
     _haves_bytes: int = 0
+    _whole_bytes: int = 0  # of chunks that have come whole
+    _landing_bytes: int = 0  # of these, not landed yet
 
     @property
     def site(self) -> str:
@@ -120,13 +125,23 @@ class Link:
         return max(MIN_WINDOW_BYTES, int(2 * self.goodput * rtt))
 
     def has_room(self) -> bool:
-        """Whether one more chunk may be asked for: the window is not full, or the peer has less than two to send."""
-        return len(self.flights) < MIN_FLIGHTS or self.inflight_bytes < self.window_bytes()
+        """Whether one more chunk may be asked for: what is still to come fills no window.
+
+        One that has carried nothing yet, or would be through before it is looked at again, has two chunks to send.
+        """
+        left = self.left_bytes()
+        if left < self.window_bytes():
+            return True
+        return len(self.flights) < MIN_FLIGHTS and (not self.goodput or left < self.goodput * LOOK_S)
+
+    def left_bytes(self) -> int:
+        """Bytes asked for that have not come, as far as was reported."""
+        return max(self.inflight_bytes - self._landing_bytes - max(self.moved_bytes - self._whole_bytes, 0), 0)
 
     def wait_s(self, size: int) -> float:
         """How long a chunk of so many bytes would take if it were asked for now, behind what is under way."""
         rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
-        return rtt + (self.inflight_bytes + size) / max(self.goodput, MIN_WINDOW_BYTES / (2 * rtt))
+        return rtt + (self.left_bytes() + size) / max(self.goodput, MIN_WINDOW_BYTES / (2 * rtt))
 
     def depart(self, attempt: bytes, ordinal: int, name: bytes, size: int, now_s: float) -> int:
         """Note a request; returns its number on this connection."""
@@ -181,6 +196,8 @@ class Link:
         """Note how many bytes of chunks have come over this link by now, parts of chunks included."""
         if total_bytes > self.moved_bytes:
             self.moved_bytes, self.moved_at_s = total_bytes, now_s
+        if not self.flights and not self.awaited:
+            self._whole_bytes = self.moved_bytes
 
     def excuse(self, now_s: float) -> None:
         """Note that nothing could come just now, because this node does not read."""
@@ -190,8 +207,10 @@ class Link:
     def came_whole(self, name: bytes) -> None:
         """Note that all bytes of a chunk are here; what is left to do with it is not the peer's."""
         flight = self.flight(self.by_name.get(name, -1))
-        if flight is not None:
+        if flight is not None and not flight.whole:
             flight.whole = True
+            self._whole_bytes += flight.size
+            self._landing_bytes += flight.size
 
     def stalls(self, flight: Flight, now_s: float) -> bool:
         """Whether nothing has come over the link for longer than any path explains, since this was asked for.
@@ -239,6 +258,8 @@ class Link:
             return None
         if self.by_name.get(flight.name) == number:
             del self.by_name[flight.name]
+        if flight.whole:
+            self._landing_bytes -= flight.size
         if number in self.awaited:
             del self.awaited[number]
             self.awaited_bytes -= flight.size

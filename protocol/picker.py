@@ -50,7 +50,7 @@ RELIEF_SHARE: Final = 16
 LEFT_TO_OWNER: Final = 4
 """Chunks that nobody steals from whom they were dealt to: they are under way, or as good as."""
 
-LAST_PART: Final = 4
+LAST_PART: Final = 2
 """Chunks of other columns are stolen once no more than this part of all is left at the seed: before that columns are
 even, unless one of them is a thief who keeps what it takes."""
 

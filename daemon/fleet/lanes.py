@@ -24,6 +24,13 @@ _log: Final = structlog.get_logger(__name__)
 DIAL_TIMEOUT_S: Final = 10.0
 OFFER_S: Final = 30.0
 
+FIRST_BUFFER_BYTES: Final = 2 * 1024 * 1024
+"""Receive buffer that a lane begins with, as far as tcp_rmem allows.
+
+The kernel begins with 128 KiB and doubles that every few round trips, which holds slow start up. SO_RCVBUF would set it
+for good; SO_RCVLOWAT widens it so far at least, and Linux goes on from there (tcp_set_rcvlowat in net/ipv4/tcp.c).
+"""
+
 _KEEP_ALIVE: Final = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
@@ -112,9 +119,11 @@ class LaneDesk:
 
 
 def _tune(connection: socket.socket, peer: Peer) -> None:
-    """Set the congestion control that the path to the peer calls for, and keep alive."""
+    """Set the congestion control that the path to the peer calls for, a buffer for long paths, and keep alive."""
     peer.congestion.choose(connection)
     with contextlib.suppress(OSError, AttributeError):
+        for low_water in (FIRST_BUFFER_BYTES, 1):  # the buffer stays as large as the first one makes it
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
