@@ -16,15 +16,14 @@ from typing import Final
 CAREFUL: Final = b"cubic"
 STUBBORN: Final = b"bbr"
 
-NO_QUEUE_SHARE: Final = 0.1
-NO_QUEUE_S: Final = 0.002
-"""A round trip that is longer than the least by no more than this share and this time saw no queue."""
+SHORT_SHARE: Final = 0.2
+"""A queue that makes a round trip longer by less than this share is short: it drops nothing."""
 
-SHORT_SHARE: Final = 0.4
-"""A queue is short below this share of the longest that was seen."""
+LEAST_STRAY: Final = 2
+"""Times that packets were lost in a short queue before that is believed: repeats are sent later than the loss was."""
 
-LEAST_SHORT: Final = 2
-"""Times that packets were lost in a short queue before that is believed. Once is enough where there was no queue."""
+STRAY_SHARE: Final = 4
+"""And at least every so manieth loss must have been in one."""
 
 NEAR_S: Final = 0.005
 """On a shorter round trip either control will do."""
@@ -44,30 +43,46 @@ class Reading:
     """Packets sent again so far."""
 
 
-class Congestion:
-    """What the lanes to one site have shown of the path."""
+class Uplink:
+    """What all lanes of this host share.
+
+    When one path is known to lose packets, the lanes to all other places change with those of that one: cubic starves
+    beside BBR, and they meet on this host's own link.
+    """
 
     def __init__(self) -> None:
         self.is_lossy = False
-        """Whether the path loses packets that no queue explains."""
-        self._longest_s = 0.0  # queue
-        self._in_short = 0
+        """Whether some path from here loses packets that no queue explains."""
+        self._paths: dict[str, Congestion] = {}
+
+    def path_to(self, site: str) -> Congestion:
+        """What is known of the path to a site; to a peer whose site has no name, nothing yet."""
+        return self._paths.setdefault(site, Congestion(self)) if site else Congestion(self)
+
+
+class Congestion:
+    """What the lanes to one site have shown of the path."""
+
+    def __init__(self, uplink: Uplink) -> None:
+        self.uplink = uplink
+        self._losses = 0
+        self._stray = 0  # of these, in a short queue
 
     def choose(self, connection: socket.socket) -> None:
         """Set the control of a connection; where the kernel has not got it, it keeps its own."""
+        control = STUBBORN if self.uplink.is_lossy else CAREFUL
         with contextlib.suppress(OSError, AttributeError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, STUBBORN if self.is_lossy else CAREFUL)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control)
 
     def look(self, before: Reading, now: Reading) -> None:
         """Take two readings of one connection, a fraction of a second apart."""
-        queue_s = max(before.rtt_s, now.rtt_s) - now.least_rtt_s
-        self._longest_s = max(self._longest_s, queue_s)
         if now.resent == before.resent or now.least_rtt_s < NEAR_S:
             return
-        if queue_s < SHORT_SHARE * self._longest_s:
-            self._in_short += 1
-        in_none = queue_s < NO_QUEUE_SHARE * now.least_rtt_s + NO_QUEUE_S
-        self.is_lossy = self.is_lossy or in_none or self._in_short >= LEAST_SHORT
+        self._losses += 1
+        queue_s = max(before.rtt_s, now.rtt_s) - now.least_rtt_s
+        self._stray += queue_s < SHORT_SHARE * now.least_rtt_s
+        if self._stray >= max(LEAST_STRAY, self._losses / STRAY_SHARE):
+            self.uplink.is_lossy = True
 
 
 def read(connection: socket.socket) -> Reading | None:

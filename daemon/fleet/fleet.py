@@ -45,12 +45,12 @@ from ...storage.chunks import ChunkStore
 from ...storage.errors import ChunkCorruptError, ChunkMissingError, StorageError
 from ..config import Config, Limits
 from .blocks import BlockDesk
-from .congestion import Congestion
+from .congestion import Uplink
 from .doors import Doors, Streams
 from .enrol import Issuer
 from .identity import Identity
 from .lane import Lane
-from .lanes import LaneDesk
+from .lanes import LaneDesk, LaneWatch
 from .leaving import LEAVE_S, leave
 from .ledger import Ledger
 from .listener import Listener
@@ -126,7 +126,8 @@ class Fleet:
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self.tally = Tally()
         self._ledger = Ledger(catalog)
-        self._paths: dict[str, Congestion] = {}  # by the site they lead to
+        self._uplink = Uplink()
+        self._lane_watch = LaneWatch(self._lanes)
         self._wake = asyncio.Event()
         self._wakes_s = 0.0  # when the core is called next without being asked
         self._tasks = asyncio.TaskGroup()
@@ -144,6 +145,7 @@ class Fleet:
             async with self._tasks:
                 self._restore()
                 self._tasks.create_task(self._tick())
+                self._tasks.create_task(self._lane_watch.run())
                 self._tasks.create_task(self.standing.run())
                 self._tasks.create_task(self._ledger.run())
                 if listening is not None:
@@ -337,7 +339,7 @@ class Fleet:
             now_s = self._now()
             if now_s >= looked_s + LOOK_S:
                 looked_s = now_s
-                self._look_at_lanes(now_s)
+                self._report_progress(now_s)
             self.swarm.tick(now_s)
             self._carry_out()
             self._wake.clear()
@@ -346,10 +348,9 @@ class Fleet:
                 async with asyncio.timeout(max(self._wakes_s - self._now(), 0.001)):
                     await self._wake.wait()  # the core was called, and is due sooner now
 
-    def _look_at_lanes(self, now_s: float) -> None:
-        """See how what is sent fares, and tell the core how much has come: who sends is not silent."""
+    def _report_progress(self, now_s: float) -> None:
+        """Tell the core how much has come: who sends is not silent."""
         for peer in self.peers.values():
-            peer.watch_lanes()
             self.swarm.progressed(peer.number, peer.came_bytes, now_s)
         if self._traffic.is_holding_back:
             self.swarm.not_reading(now_s)
@@ -407,8 +408,7 @@ class Fleet:
         greeted = self._greeted(peer)
         self.swarm.receive(peer.number, message, self._now())
         if not greeted and self._greeted(peer):
-            if site := self.swarm.links[peer.number].site:
-                peer.congestion = self._paths.setdefault(site, peer.congestion)
+            peer.congestion = self._uplink.path_to(self.swarm.links[peer.number].site)
             self._desk.offer(peer)
         self._carry_out()
 
@@ -446,6 +446,7 @@ class Fleet:
     def _lane(self, peer: Peer, codec: LaneCodec) -> Lane:
         return Lane(
             codec,
+            peer.congestion,
             expected=lambda name: self.swarm.expected(peer.number, name),
             received=lambda lane, name, body: self.chunk_came(peer, lane, name, body),
             closed=peer.lane_down,
@@ -464,6 +465,7 @@ class Fleet:
 
     def chunk_left(self, peer: Peer, name: bytes) -> None:
         """A chunk was handed to the network for a peer, or could not be."""
+        self._lane_watch.sent()
         self.swarm.chunk_served(peer.number, name)
 
     def streams_of(self, name: bytes) -> set[str]:

@@ -25,18 +25,21 @@ WATCH_S: Final = 10.0
 class Lane(asyncio.BufferedProtocol):
     """Receives headers and bodies without copying; `send` waits while the peer does not read.
 
-    `expected(name)` gives the size of a chunk that was asked for, or None; `received(lane, name, body)` takes each
-    whole body, not verified yet; `closed(lane)` is called once, whatever ended the lane.
+    `congestion` is what is known of the path. `expected(name)` gives the size of a chunk that was asked for, or None;
+    `received(lane, name, body)` takes each whole body, not verified yet; `closed(lane)` is called once, whatever ended
+    the lane.
     """
 
     def __init__(
         self,
         codec: LaneCodec,
+        congestion: Congestion,
         expected: Callable[[bytes], int | None],
         received: Callable[[Lane, bytes, bytearray], None],
         closed: Callable[[Lane], None],
     ) -> None:
         self._codec = codec
+        self._congestion = congestion
         self._expected = expected
         self._received = received
         self._closed = closed
@@ -124,20 +127,21 @@ class Lane(asyncio.BufferedProtocol):
         self._sent_at_s = time.monotonic()
         return True
 
-    def watch(self, congestion: Congestion) -> None:
+    def watch(self) -> bool:
         """See how what was sent fares on the path, and change the congestion control where that is called for.
 
-        Call a few times a second; when nothing was sent for a while, nothing is looked at.
+        Returns whether there is more to see: not when nothing was sent for a while.
         """
         if self._transport is None or (time.monotonic() - self._sent_at_s > WATCH_S and not self.is_full):
-            return
+            return False
         connection = self._transport.get_extra_info("socket")
         before, self._reading = self._reading, read(connection)
         if before is not None and self._reading is not None:
-            congestion.look(before, self._reading)
-        if congestion.is_lossy and not self._knows_loss:
+            self._congestion.look(before, self._reading)
+        if self._congestion.uplink.is_lossy and not self._knows_loss:
             self._knows_loss = True
-            congestion.choose(connection)
+            self._congestion.choose(connection)
+        return True
 
     async def finish(self) -> None:
         """Let what was written leave, and wait until the peer has taken it and closed the lane."""

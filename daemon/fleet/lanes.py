@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -23,6 +23,9 @@ _log: Final = structlog.get_logger(__name__)
 
 DIAL_TIMEOUT_S: Final = 10.0
 OFFER_S: Final = 30.0
+
+LOOK_S: Final = 0.1
+"""How often it is looked how what was sent fares: a round trip between continents."""
 
 FIRST_BUFFER_BYTES: Final = 2 * 1024 * 1024
 """Receive buffer that a lane begins with, as far as tcp_rmem allows.
@@ -116,6 +119,26 @@ class LaneDesk:
         now_s = time.monotonic()
         for lane in [lane for lane, (_, _, until_s) in self._offers.items() if until_s <= now_s]:
             del self._offers[lane]
+
+
+class LaneWatch:
+    """Looks at all lanes of `lanes()`, ten times a second while anything leaves over them."""
+
+    def __init__(self, lanes: Callable[[], Iterable[Lane]]) -> None:
+        self._lanes = lanes
+        self._sent = asyncio.Event()
+
+    def sent(self) -> None:
+        """Note that something was given to a lane."""
+        self._sent.set()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await self._sent.wait()
+            self._sent.clear()
+            while any([lane.watch() for lane in self._lanes()]):
+                await asyncio.sleep(LOOK_S)
 
 
 def _tune(connection: socket.socket, peer: Peer) -> None:

@@ -29,7 +29,7 @@ from ...protocol.messages import (
     encode_message,
 )
 from ...protocol.messages import Lane as LaneOffer
-from .congestion import Congestion
+from .congestion import Congestion, Uplink
 from .lane import Lane
 from .meter import Meter
 
@@ -98,7 +98,7 @@ class Peer:
         self.number = -1
         self.address = address
         self.lanes: list[Lane] = []
-        self.congestion = Congestion()
+        self.congestion = Congestion(Uplink())
         """What is known of the path, together with the other peers of the site."""
         self.upload = Meter()
         self.broke_rule = False
@@ -133,11 +133,6 @@ class Peer:
     def came_bytes(self) -> int:
         """Bytes of chunks that have come from the peer so far, parts of chunks included."""
         return self._came_bytes + sum(lane.came_bytes for lane in self.lanes)
-
-    def watch_lanes(self) -> None:
-        """See how what is sent over the lanes fares on the path."""
-        for lane in self.lanes:
-            lane.watch(self.congestion)
 
     async def run(self) -> None:
         """Read and serve until either side closes. Logs the peer's fault or the path's end; raises neither."""
