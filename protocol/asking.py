@@ -14,8 +14,8 @@ from typing import Final
 from .advance import Advance
 from .chance import Chance
 from .effects import Effect, Send
-from .link import Link
-from .messages import META_ORDINAL, Claim, Request
+from .link import Flight, Link
+from .messages import META_ORDINAL, Cancel, Claim, Request
 from .picker import Plan
 from .plans import Plans
 from .routing import Routing
@@ -24,6 +24,13 @@ from .serving import Serving
 
 BEHIND_S: Final = 4.0
 """A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
+
+
+MOVE_GAIN: Final = 2.0
+"""So many times as long a chunk would take where it is queued than elsewhere, before it is moved."""
+
+TWICE_GAIN: Final = 4.0
+"""And so many times, when it has begun to come."""
 
 
 class Asking:
@@ -210,9 +217,60 @@ class Asking:
             ordinal, claimed = plan.steal(bits & ~series.asked.data, self._rng, now_s)
             if ordinal is None:
                 return
+            claim = Claim(series.attempt, 0, ((ordinal, ordinal),))
             if claimed:
-                self.tell_site(Claim(series.attempt, 0, ((ordinal, ordinal),)))
+                self.tell_site(claim)
+            self._tell_owner(plan, ordinal, claim)
             self._depart(link, series, 1 << ordinal, 0, now_s)
+
+    def move(self, series: Series, now_s: float) -> None:
+        """Ask elsewhere for what would come much sooner from there, and take the first request back.
+
+        A chunk that is queued behind others costs nothing to move; one that has begun to come may come twice.
+        """
+        moves: list[tuple[float, Link, Flight, float]] = []
+        site = self._site()
+        for link in self._links.values():
+            if link.site == site or not link.flights:
+                continue
+            for place, (flight, left_s) in enumerate(link.queue()):
+                if flight.attempt == series.attempt and not flight.late and flight.ordinal < META_ORDINAL:
+                    moves.append((left_s, link, flight, MOVE_GAIN if place else TWICE_GAIN))
+        if not moves:
+            return
+        plan, _ = self._plans.of(series, None, now_s)
+        for left_s, link, flight, gain in sorted(moves, key=operator.itemgetter(0), reverse=True):
+            if plan.moved >> flight.ordinal & 1:
+                continue
+            other = self._soonest(series, plan, flight, link)
+            if other is not None and left_s > gain * other.wait_s(flight.size):
+                plan.moved |= 1 << flight.ordinal
+                self._emit(Send(link.number, Cancel(link.move(flight))))
+                series.asked.remove(flight.ordinal)
+                self._depart(other, series, 1 << flight.ordinal, 0, now_s)
+
+    def _soonest(self, series: Series, plan: Plan, flight: Flight, but: Link) -> Link | None:
+        """The peer with room that offers a chunk and would bring it first."""
+        best: Link | None = None
+        site = self._site()
+        for link in self._links.values():
+            if link is but or link.is_doubtful or not link.goodput or not link.has_room():
+                continue
+            if link.site != site and plan.is_source(link):
+                continue
+            offered = link.offers(series.attempt)
+            if offered is None or flight.ordinal not in offered or flight.name in link.by_name:
+                continue
+            if best is None or link.wait_s(flight.size) < best.wait_s(flight.size):
+                best = link
+        return best
+
+    def _tell_owner(self, plan: Plan, ordinal: int, claim: Claim) -> None:
+        """Tell the border that a chunk was dealt to: it asks the thief for it in advance."""
+        owner = plan.dealing.bringer(ordinal) if plan.dealing else None
+        for link in self._links.values():
+            if link.node == owner and link.site != self._site() and link.record is not None:
+                self._emit(Send(link.number, claim))
 
     def tell_site(self, claim: Claim) -> None:
         """Tell all peers of this site."""

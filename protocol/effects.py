@@ -27,6 +27,14 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Send the chunk of a `Serve` no more if none of it has left: answer the request with a reject, and say `served`."""
+
+    link: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServeBlock:
     """Answer a request for a block of a slot, in pieces on the control connection, or with a reject."""
 
@@ -125,6 +133,7 @@ class Rival:
 Effect = (
     Send
     | Serve
+    | Withdraw
     | ServeBlock
     | Hangup
     | Dial

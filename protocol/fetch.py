@@ -17,6 +17,7 @@ from .link import Flight, Link
 from .manifest import Manifest, Opening, StreamRecord, Transition
 from .messages import META_ORDINAL, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
 from .mirrored import Mirrored
+from .picker import REFUSED_S
 from .plans import Plans
 from .routing import Routing
 from .serving import Serving
@@ -63,7 +64,7 @@ class Fetch:
         self._asking = Asking(
             links, self.routing, self.plans, self.serving, self._advance, emit, self._here, rng, inflight_limit
         )
-        self._stepping = Stepping(links, self.plans, self._asking, emit, self._here, rng)
+        self._stepping = Stepping(self.stock, links, self.plans, self.serving, self._asking, emit, self._here, rng)
         self._watch = Watch(links, emit, self._unask)
         self._turn_due_s: float | None = None
 
@@ -240,6 +241,8 @@ class Fetch:
         flight = self._landed(link, reject.request, now_s, arrived=False)
         if flight is None:
             return
+        if flight.moved:
+            return
         at_seed = self._is_at_seed(link, flight)
         if at_seed and reject.reason is Reason.BUSY and self._stepping.take_detour(flight, reject.holders):
             link.defer(flight.attempt, flight.ordinal)
@@ -247,6 +250,8 @@ class Fetch:
             return
         if in_advance or at_seed:
             self._brought_by(link, flight, reject.holders)
+        if at_seed:
+            self._refused(flight, now_s)
         if in_advance:
             pass
         elif reject.reason is Reason.MISSING:
@@ -257,6 +262,11 @@ class Fetch:
             self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
         self.request(now_s)
+
+    def _refused(self, flight: Flight, now_s: float) -> None:
+        plans = self.plans.get(flight.attempt)
+        if plans is not None:
+            plans[0].refused[flight.ordinal] = now_s + REFUSED_S
 
     def _is_at_seed(self, link: Link, flight: Flight) -> bool:
         plans = self.plans.get(flight.attempt)
@@ -310,6 +320,7 @@ class Fetch:
         alive = self.plans.alive()
         for series in wanted:
             self._stepping.step_in(series, alive, now_s)
+            self._asking.move(series, now_s)
         if any(series.missing_data() or series.missing_meta() for series in wanted):
             self._turn_due_s = now_s + TURN_S
         self.request(now_s)
@@ -345,7 +356,7 @@ class Fetch:
         flight = link.land(number, now_s, arrived=arrived)
         if flight is not None and in_advance:
             self._advance.closed(flight)
-        elif flight is not None and not flight.late:
+        elif flight is not None and not flight.late and not flight.moved:
             self._unask(flight)
         return flight
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +15,9 @@ MIN_DEADLINE_S: Final = 2.0
 MIN_WINDOW_BYTES: Final = 256 * 1024
 MIN_FLIGHTS: Final = 2
 """Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
+
+RATED_S: Final = 0.3
+LEAST_RATE: Final = 1.0
 
 LOOK_S: Final = 0.1
 """How often it is looked what has come."""
@@ -60,6 +64,7 @@ class Flight:
     delivered_before: int  # bytes that had come over the link when this was asked
     late: bool = False  # the deadline has passed and the chunk may be asked for elsewhere
     whole: bool = False  # all of it has come, and is being verified
+    moved: bool = False  # asked for elsewhere meanwhile, and taken back here: nobody is to blame
 
 
 @dataclass(slots=True)
@@ -96,6 +101,9 @@ class Link:
     moved_bytes: int = 0  # of chunks that have come, parts of them included, as far as was reported
     moved_at_s: float = 0.0  # when the last of them came
     pace: float | None = None  # bytes per second of late; None: not measured since something was last asked for
+    rate: float | None = None  # the same over less than half a second
+    _rated_at_s: float = 0.0
+    _rated_bytes: int = 0
     _paced_at_s: float = 0.0
     _paced_bytes: int = 0
     _haves_bytes: int = 0
@@ -141,7 +149,27 @@ class Link:
     def wait_s(self, size: int) -> float:
         """How long a chunk of so many bytes would take if it were asked for now, behind what is under way."""
         rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
-        return rtt + (self.left_bytes() + size) / max(self.goodput, MIN_WINDOW_BYTES / (2 * rtt))
+        return rtt + (self.left_bytes() + size) / self._rate_now()
+
+    def _rate_now(self) -> float:
+        """Bytes per second to be expected: as of late, or the best known; of a link that is new, that of slow start."""
+        if self.rate is not None:
+            return max(self.rate, LEAST_RATE)
+        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
+        return max(self.goodput, MIN_WINDOW_BYTES / (2 * rtt))
+
+    def queue(self) -> Iterator[tuple[Flight, float]]:
+        """Chunks under way in the order in which they were asked for, with the seconds until all of each is here."""
+        size = -max(self.moved_bytes - self._whole_bytes, 0)
+        for flight in self.flights.values():
+            if not flight.whole and not flight.moved:
+                size += flight.size
+                yield flight, size / self._rate_now()
+
+    def move(self, flight: Flight) -> int:
+        """Note that a chunk is asked for elsewhere, where it comes sooner. Returns the request's number, to cancel."""
+        flight.moved = True
+        return self.by_name[flight.name]
 
     def depart(self, attempt: bytes, ordinal: int, name: bytes, size: int, now_s: float) -> int:
         """Note a request; returns its number on this connection."""
@@ -196,6 +224,9 @@ class Link:
         """Note how many bytes of chunks have come over this link by now, parts of chunks included."""
         if total_bytes > self.moved_bytes:
             self.moved_bytes, self.moved_at_s = total_bytes, now_s
+        if self.flights and now_s - self._rated_at_s >= RATED_S:
+            self.rate = (self.moved_bytes - self._rated_bytes) / (now_s - self._rated_at_s)
+            self._rated_at_s, self._rated_bytes = now_s, self.moved_bytes
         if not self.flights and not self.awaited:
             self._whole_bytes = self.moved_bytes
 
@@ -231,8 +262,9 @@ class Link:
             self._paced_at_s, self._paced_bytes = now_s, self.moved_bytes
 
     def _pace_anew(self, now_s: float) -> None:
-        self.pace = None
+        self.pace = self.rate = None
         self._paced_at_s, self._paced_bytes = now_s, self.moved_bytes
+        self._rated_at_s, self._rated_bytes = now_s + (self.srtt_s or FIRST_RTT_S), self.moved_bytes
 
     def mark_late(self, flight: Flight, now_s: float) -> None:
         """Note that a request takes too long. The request stands, the offer does not."""

@@ -23,6 +23,9 @@ LEAST_PATIENCE_S: Final = 3.0
 FIRST_PATIENCE_S: Final = 5.0
 """A border that is alive and brings nothing for so long is stuck. One that is merely slow is helped by stealing."""
 
+REFUSED_S: Final = 2.0
+"""How long what a seed has refused is not stolen again: another thief has it."""
+
 CLAIM_S: Final = 5.0
 """How long a claim keeps others off a chunk."""
 
@@ -80,6 +83,8 @@ class Plan:
     alive: frozenset[bytes] = frozenset()
     handed: int = 0  # owned ones that the seed has just sent to a thief: they may come from that one's site, too
     detour: int = 0  # ordinals that the seed has just sent to one that brings nothing: they may come from its site
+    refused: dict[int, float] = field(default_factory=dict)  # ordinal -> until when the seed, asked for it, says no
+    moved: int = 0  # ordinals that were asked of one peer, and then of another from which they come sooner
     taken: int = 0  # ordinals that this node took over from other borders of its site, and claimed
     claimed: dict[int, float] = field(default_factory=dict)  # ordinal -> until when another border fetches it
     claimed_by: dict[int, bytes] = field(default_factory=dict)
@@ -182,6 +187,16 @@ class Plan:
             self.handed |= 1 << ordinal
             other = dealing.partner(ordinal, other)
         self.brought[other] = self.brought.get(other, 0) | 1 << ordinal
+
+    def stolen(self, ordinals: int, thief: bytes) -> Iterator[int]:
+        """Those of `ordinals`, claimed at another site, that were this node's to take from the seed: a thief does."""
+        dealing = self._dealing
+        if dealing is None:
+            return
+        for ordinal in iterate(ordinals & self.dealt & self.mine & self.owned & ~self.handed):
+            if dealing.bringer(ordinal) == dealing.me:
+                self.brings_instead(dealing.me, ordinal, thief)
+                yield ordinal
 
     def came(self, took_s: float, now_s: float) -> None:
         """Note that a chunk came from another site, so long after it was asked for."""
@@ -336,6 +351,7 @@ class Plan:
         dealing = self._dealing
         if dealing is None or free & self.mine & self.owned:
             return None, False
+        free &= ~bits_of(ordinal for ordinal, until_s in self.refused.items() if until_s > now_s)
         spared = 0 if now_s - self.came_s >= ENDGAME_S else LEFT_TO_OWNER
         ordinal = self._late_one_of_most(free & self.mine, chance, spared)
         if ordinal is not None:

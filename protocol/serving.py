@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .effects import Effect, Send, Serve
+from .effects import Effect, Send, Serve, Withdraw
 from .link import Link
 from .messages import Reason, Reject, Request
 from .stock import Stock
@@ -96,7 +96,7 @@ class Serving:
             self._send(link, request)
 
     def cancelled(self, link: Link, number: int) -> None:
-        """Let a request go that still waits for its chunk; one that does not is answered by the chunk."""
+        """Let a request go that still waits for its chunk, or whose chunk has not begun to leave."""
         for name, waiting in self._waiting.items():
             for each in waiting:
                 if each.link == link.number and each.request.request == number:
@@ -105,6 +105,7 @@ class Serving:
                         del self._waiting[name]
                     self._emit(Send(link.number, Reject(number, Reason.BUSY)))
                     return
+        self._emit(Withdraw(link.number, number))
 
     def stored(self, name: bytes, now_s: float) -> None:
         """A chunk is here: those who wait for it get it, as many at a time as may."""

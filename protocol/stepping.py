@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 
 from .asking import Asking
@@ -9,10 +11,12 @@ from .chance import Chance
 from .effects import Effect
 from .link import Flight, Link
 from .messages import META_ORDINAL, RELEASED, Claim
-from .picker import BLOB_PATIENCE_S, CLAIM_S
+from .picker import BLOB_PATIENCE_S, CLAIM_S, Plan
 from .plans import Plans
 from .ranges import bits_of, mask
 from .series import ChunkSet, Series
+from .serving import Serving
+from .stock import Stock
 
 
 class Stepping:
@@ -20,15 +24,19 @@ class Stepping:
 
     def __init__(
         self,
+        stock: Stock,
         links: Mapping[int, Link],
         plans: Plans,
+        serving: Serving,
         asking: Asking,
         emit: Callable[[Effect], None],
         site: Callable[[], str],
         rng: Chance,
     ) -> None:
+        self._stock = stock
         self._links = links
         self._plans = plans
+        self._serving = serving
         self._asking = asking
         self._emit = emit
         self._site = site
@@ -74,14 +82,23 @@ class Stepping:
     def heard(self, link: Link, claim: Claim, now_s: float) -> bool:
         """Take a claim of a peer. Returns whether it counts: one of who is benched is hot air."""
         plans = self._plans.get(claim.attempt)
-        if plans is None or link.site != self._site() or (link.conduct.is_benched and claim.rank != RELEASED):
+        released = claim.rank == RELEASED
+        if plans is None or (link.conduct.is_benched and not released):
             return False
-        for first, last in claim.ranges:
-            if last < META_ORDINAL:
-                bits = mask(first, last) & plans[0].dealt
-                until_s = 0.0 if claim.rank == RELEASED else now_s + CLAIM_S
-                plans[0].claim(bits, until_s, link.node)
+        plan = plans[0]
+        bits = functools.reduce(operator.or_, (mask(*each) for each in claim.ranges if each[1] < META_ORDINAL), 0)
+        if link.site == self._site():
+            plan.claim(bits & plan.dealt, 0.0 if released else now_s + CLAIM_S, link.node)
+        elif not released:
+            self._stolen(link, claim.attempt, plan, bits)
         return True
+
+    def _stolen(self, link: Link, attempt: bytes, plan: Plan, bits: int) -> None:
+        """Note that a thief at another site takes chunks that were this node's to take; those who wait are told."""
+        series = self._stock.series.get(attempt)
+        if series is not None:
+            for ordinal in plan.stolen(bits & series.missing_data() & ~series.asked.data, link.node):
+                self._serving.refused(series.entry(ordinal)[0], (link.node,))
 
     def give_back(self, flight: Flight) -> None:
         """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""

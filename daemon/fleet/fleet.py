@@ -31,6 +31,7 @@ from ...protocol.effects import (
     ServeBlock,
     SiteFound,
     StreamKnown,
+    Withdraw,
 )
 from ...protocol.errors import ProtocolError
 from ...protocol.lane import LaneCodec
@@ -301,6 +302,9 @@ class Fleet:
             case Serve(number, request, name, secure):
                 if number in self.peers:
                     self.peers[number].serve(request, name, secure=secure)
+            case Withdraw(number, request):
+                if number in self.peers:
+                    self.peers[number].withdraw(request)
             case ServeBlock(number, request, manifest, block):
                 if number in self.peers:
                     self._tasks.create_task(self.blocks.send(self.peers[number], request, manifest, block))

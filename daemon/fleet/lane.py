@@ -117,9 +117,13 @@ class Lane(asyncio.BufferedProtocol):
         """Whether the peer, or the path, takes less than is offered to it."""
         return not self._writable.is_set()
 
+    async def ready(self) -> None:
+        """Wait until the peer has taken most of what was sent, or the lane has gone."""
+        await self._writable.wait()
+
     async def send(self, name: bytes, sealed: bytes | bytearray) -> bool:
         """Send a chunk once the peer has room. Returns False when the lane has gone: answer in another way."""
-        await self._writable.wait()
+        await self.ready()
         if self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(self._codec.header(name, len(sealed)))

@@ -181,6 +181,17 @@ class Peer:
             self.send(Reject(request, Reason.BUSY))
             self._owner.chunk_left(self, name)
 
+    def withdraw(self, request: int) -> None:
+        """Reject a request whose chunk is still queued; one that has begun to leave does so."""
+        for queue in (self._over_lanes, self._secure):
+            queued = [queue.get_nowait() for _ in range(queue.qsize())]
+            for number, name in queued:
+                if number == request:
+                    self.send(Reject(request, Reason.BUSY))
+                    self._owner.chunk_left(self, name)
+                else:
+                    queue.put_nowait((number, name))
+
     def turn_away(self) -> None:
         """Reject all that is queued, and whatever is asked from now on: this node leaves."""
         self._leaving = True
@@ -289,6 +300,7 @@ class Peer:
         """
         unsure: deque[tuple[int, int]] = deque()
         while lane in self.lanes:
+            await lane.ready()  # a chunk stays in the queue until its first bytes can leave: it may be withdrawn
             request, name = await self._next(lane)
             if name is None:
                 break

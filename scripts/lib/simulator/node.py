@@ -5,7 +5,18 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from patchswarm.protocol.effects import Dial, Effect, Hangup, HeadMoved, IndexHere, RouteReady, Send, Serve, SiteFound
+from patchswarm.protocol.effects import (
+    Dial,
+    Effect,
+    Hangup,
+    HeadMoved,
+    IndexHere,
+    RouteReady,
+    Send,
+    Serve,
+    SiteFound,
+    Withdraw,
+)
 from patchswarm.protocol.errors import ProtocolError
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import Transition
@@ -138,6 +149,10 @@ class Node:
         match effect:
             case Serve():
                 self._serve(effect)
+            case Withdraw():
+                wire = self.wires.get(effect.link)
+                if wire is not None:
+                    wire.withdraw(self, effect.request)
             case Hangup():
                 wire = self.wires.get(effect.link)
                 if wire is not None:
@@ -235,9 +250,10 @@ class Node:
             return
         size = self.world.sizes[effect.name]
         if self.host.lie is Lie.STALL:
-            wire.serve(self, Parcel(effect.name, size // 2, True, effect.secure, ends=False))
+            wire.serve(self, Parcel(effect.request, effect.name, size // 2, True, effect.secure, ends=False))
         else:
-            wire.serve(self, Parcel(effect.name, size, self.host.lie is not Lie.WRONG_BYTES, effect.secure))
+            intact = self.host.lie is not Lie.WRONG_BYTES
+            wire.serve(self, Parcel(effect.request, effect.name, size, intact, effect.secure))
 
     def chunk_came(self, number: int, parcel: Parcel) -> None:
         """The last byte of a chunk came: verify it, in turn."""

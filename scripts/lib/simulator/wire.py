@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from patchswarm.protocol.messages import Message, encode_message
+from patchswarm.protocol.messages import Message, Reason, Reject, encode_message
 
 from .network import Lane, Path
 from .places import TRICKLE_RATE, Lie
@@ -24,20 +24,19 @@ OVERHEAD_BYTES: Final = 4 + 22 + 52
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """As daemon/fleet/lane.py: bytes handed to the kernel ahead of what it has sent."""
 
-_LEAST_QUEUED: Final = 2
-
 RESUME_S: Final = 1.0
 """After a cut heals TCP tries again when its backed-off timer runs out."""
 
 
 def has_room(lane: Lane, size: int) -> bool:
-    """Whether a lane takes another chunk: also behind a single large one, which the kernel will have taken in time."""
-    return size < WRITE_HIGH_BYTES or len(lane.queue) < _LEAST_QUEUED
+    """Whether a lane takes another chunk, when it has so many bytes that have not left."""
+    return size < WRITE_HIGH_BYTES or not lane.queue
 
 
 class Parcel(NamedTuple):
     """A chunk under way. `intact` is False when a liar damaged it."""
 
+    request: int
     name: bytes
     size: int
     intact: bool
@@ -150,6 +149,14 @@ class Wire:
         end = self.end_of(sender)
         end.waiting.append(parcel)
         self._hand_over(end)
+
+    def withdraw(self, sender: Node, request: int) -> None:
+        """Reject a request whose chunk still waits for room in the lane."""
+        end = self.end_of(sender)
+        for parcel in [parcel for parcel in end.waiting if parcel.request == request]:
+            end.waiting.remove(parcel)
+            self.send(sender, [Reject(request, Reason.BUSY)])
+            sender.chunk_left(end.number, parcel.name)
 
     def _hand_over(self, end: End) -> None:
         """Give the kernel what it has room for."""
