@@ -32,6 +32,8 @@ MOVE_GAIN: Final = 2.0
 TWICE_GAIN: Final = 4.0
 """And so many times, when it has begun to come."""
 
+STEAL_BEHIND_S: Final = 0.25
+
 
 class Asking:
     """Makes the requests of one node. `site()` is where it is.
@@ -170,7 +172,7 @@ class Asking:
         elif here:
             here &= ~self._sooner_elsewhere(link, series, plan, here)
         self._depart(link, series, here, 0, now_s)
-        if link.node in plan.seeds and bits and link.has_room():
+        if link.node in plan.seeds and bits and link.has_room() and self._serving.behind_s(now_s) <= STEAL_BEHIND_S:
             self._steal(link, series, plan, bits & ~far.data, now_s)
 
     def _passed_on(self, series: Series, plan: Plan) -> int:
