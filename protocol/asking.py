@@ -18,6 +18,7 @@ from .link import Flight, Link
 from .messages import META_ORDINAL, Cancel, Claim, Request
 from .picker import Plan
 from .plans import Plans
+from .ranges import bits_of
 from .routing import Routing
 from .series import ChunkSet, Series
 from .serving import Serving
@@ -25,6 +26,9 @@ from .serving import Serving
 BEHIND_S: Final = 4.0
 """A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
 
+
+LONG_S: Final = 0.8
+"""A chunk that takes longer to come from where it is queued is offered to mates that have nothing to do."""
 
 MOVE_GAIN: Final = 2.0
 """So many times as long a chunk would take where it is queued than elsewhere, before it is moved."""
@@ -247,9 +251,31 @@ class Asking:
             other = self._soonest(series, plan, flight, link)
             if other is not None and left_s > gain * other.wait_s(flight.size):
                 plan.moved |= 1 << flight.ordinal
-                self._emit(Send(link.number, Cancel(link.move(flight))))
-                series.asked.remove(flight.ordinal)
+                self._take_back(link, series, flight)
                 self._depart(other, series, 1 << flight.ordinal, 0, now_s)
+
+    def waiting_long(self, series: Series) -> int:
+        """Ordinals that are queued at other sites, behind so much that it will take long until they begin to come."""
+        return bits_of(
+            flight.ordinal
+            for link in self._links.values()
+            if link.site != self._site()
+            for place, (flight, left_s) in enumerate(link.queue())
+            if place and left_s > LONG_S and flight.attempt == series.attempt and flight.ordinal < META_ORDINAL
+        )
+
+    def yield_queued(self, series: Series, ordinals: int) -> None:
+        """Take back requests for chunks that another border of this site will bring in, as far as they are queued."""
+        for link in self._links.values():
+            if link.site == self._site():
+                continue
+            for place, (flight, _) in enumerate(list(link.queue())):
+                if place and flight.attempt == series.attempt and bits_of([flight.ordinal]) & ordinals:
+                    self._take_back(link, series, flight)
+
+    def _take_back(self, link: Link, series: Series, flight: Flight) -> None:
+        self._emit(Send(link.number, Cancel(link.move(flight))))
+        series.asked.remove(flight.ordinal)
 
     def _soonest(self, series: Series, plan: Plan, flight: Flight, but: Link) -> Link | None:
         """The peer with room that offers a chunk and would bring it first."""

@@ -365,6 +365,20 @@ class Plan:
             self._take_over(1 << ordinal)
         return ordinal, ordinal is not None
 
+    def help_out(self, free: int, spare: int, chance: Chance) -> list[int]:
+        """One of `spare` to bring into this site in place of another border of it, for which it waits long: claim it.
+
+        For a border that has nothing left of its own; `free` are ordinals neither here nor asked for nor at this site.
+        """
+        dealing = self._dealing
+        if dealing is None or not dealing.is_border or free & self.mine:
+            return []
+        ordinal = _late_one(free & spare & self.dealt, chance, 0)
+        if ordinal is None:
+            return []
+        self._take_over(1 << ordinal)
+        return [ordinal]
+
     def _late_one_of_most(self, free: int, chance: Chance, spared: int) -> int | None:
         most = max((free & brought for brought in self.brought.values()), key=int.bit_count, default=0)
         return _late_one(most, chance, spared)

@@ -10,7 +10,7 @@ from .asking import Asking
 from .chance import Chance
 from .effects import Effect
 from .link import Flight, Link
-from .messages import META_ORDINAL, RELEASED, Claim
+from .messages import META_ORDINAL, RELEASED, SPARE, Claim
 from .picker import BLOB_PATIENCE_S, CLAIM_S, Plan
 from .plans import Plans
 from .ranges import bits_of, mask
@@ -58,6 +58,8 @@ class Stepping:
         if taken:
             self._asking.tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
             self._blame(data.take_failed(), now_s)
+        if spare := self._asking.waiting_long(series):
+            self._asking.tell_site(Claim(series.attempt, SPARE, ChunkSet(spare).ranges()))
         # Blobs are few: whoever steps in for them does so without a claim.
         blobs = series.missing_meta() & ~series.asked.meta & ~near.meta
         for _ in meta.step_in(blobs, far.meta, now_s, benched, wait_s=BLOB_PATIENCE_S + data.most_took_s):
@@ -85,20 +87,32 @@ class Stepping:
         released = claim.rank == RELEASED
         if plans is None or (link.conduct.is_benched and not released):
             return False
-        plan = plans[0]
+        plan, series = plans[0], self._stock.series.get(claim.attempt)
         bits = functools.reduce(operator.or_, (mask(*each) for each in claim.ranges if each[1] < META_ORDINAL), 0)
+        bits &= plan.dealt
+        if link.site == self._site() and claim.rank == SPARE:
+            return series is not None and self._help_out(series, plan, bits)
         if link.site == self._site():
-            plan.claim(bits & plan.dealt, 0.0 if released else now_s + CLAIM_S, link.node)
-        elif not released:
-            self._stolen(link, claim.attempt, plan, bits)
-        return True
-
-    def _stolen(self, link: Link, attempt: bytes, plan: Plan, bits: int) -> None:
-        """Note that a thief at another site takes chunks that were this node's to take; those who wait are told."""
-        series = self._stock.series.get(attempt)
-        if series is not None:
+            plan.claim(bits, 0.0 if released else now_s + CLAIM_S, link.node)
+            if series is not None and not released:
+                self._asking.yield_queued(series, bits & ~plan.mine)
+        elif series is not None and not released:
+            # A thief at another site takes what was this node's to take: it comes from there, also to those who wait.
             for ordinal in plan.stolen(bits & series.missing_data() & ~series.asked.data, link.node):
                 self._serving.refused(series.entry(ordinal)[0], (link.node,))
+        return True
+
+    def _help_out(self, series: Series, plan: Plan, spare: int) -> bool:
+        """Bring in what waits long for its turn at another border of this site, if this one has nothing to do."""
+        near, far = self._asking.offered(series, plan, seeds=False)
+        free = series.missing_data() & ~series.asked.data & ~near.data
+        site = self._site()
+        if not any(link.goodput and link.site != site and link.has_room() for link in self._links.values()):
+            return False
+        taken = plan.help_out(free, spare & far.data, self._rng)
+        if taken:
+            self._asking.tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
+        return bool(taken)
 
     def give_back(self, flight: Flight) -> None:
         """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""
