@@ -34,7 +34,8 @@ MOVE_GAIN: Final = 2.0
 """So many times as long a chunk would take where it is queued than elsewhere, before it is moved."""
 
 TWICE_GAIN: Final = 4.0
-"""And so many times, when it has begun to come."""
+TWICE_S: Final = 1.0
+"""And so many times, and this at least, when it has begun to come."""
 
 STEAL_BEHIND_S: Final = 0.25
 
@@ -241,7 +242,8 @@ class Asking:
                 continue
             for place, (flight, left_s) in enumerate(link.queue()):
                 if flight.attempt == series.attempt and not flight.late and flight.ordinal < META_ORDINAL:
-                    moves.append((left_s, link, flight, MOVE_GAIN if place else TWICE_GAIN))
+                    if place or left_s > TWICE_S:
+                        moves.append((left_s, link, flight, MOVE_GAIN if place else TWICE_GAIN))
         if not moves:
             return
         plan, _ = self._plans.of(series, None, now_s)
