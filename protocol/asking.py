@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from .advance import Advance
 from .chance import Chance
@@ -31,13 +31,23 @@ LONG_S: Final = 0.8
 """A chunk that takes longer to come from where it is queued is offered to mates that have nothing to do."""
 
 MOVE_GAIN: Final = 2.0
-"""So many times as long a chunk would take where it is queued than elsewhere, before it is moved."""
+"""How many times as long a chunk takes where it is queued as elsewhere before it is moved."""
 
 TWICE_GAIN: Final = 4.0
 TWICE_S: Final = 1.0
-"""And so many times, and this at least, when it has begun to come."""
+"""And how many times, and how long at least, when it has begun to come: it comes twice then."""
 
 STEAL_BEHIND_S: Final = 0.25
+"""And one that is this far behind steals nothing: what it took for others would only queue here."""
+
+
+class _Queued(NamedTuple):
+    """A request at another site that has not been answered; `left_s` until all of the chunk is here."""
+
+    link: Link
+    flight: Flight
+    left_s: float
+    is_first: bool
 
 
 class Asking:
@@ -233,58 +243,52 @@ class Asking:
     def move(self, series: Series, now_s: float) -> None:
         """Ask elsewhere for what would come much sooner from there, and take the first request back.
 
-        A chunk that is queued behind others costs nothing to move; one that has begun to come may come twice.
+        A chunk that is queued behind others costs nothing to move. Those that have longest to wait come first.
         """
-        moves: list[tuple[float, Link, Flight, float]] = []
+        plan, _ = self._plans.of(series, None, now_s)
+        queued = sorted(self._queued(series), key=operator.attrgetter("left_s"), reverse=True)
+        for each in queued:
+            flight = each.flight
+            if flight.late or plan.moved >> flight.ordinal & 1 or (each.is_first and each.left_s < TWICE_S):
+                continue
+            other = self._soonest(series, plan, each)
+            gain = TWICE_GAIN if each.is_first else MOVE_GAIN
+            if other is not None and each.left_s > gain * other.wait_s(flight.size):
+                plan.moved |= 1 << flight.ordinal
+                self._take_back(each, series)
+                self._depart(other, series, 1 << flight.ordinal, 0, now_s)
+
+    def _queued(self, series: Series) -> Iterator[_Queued]:
+        """Chunks of a series that were asked of other sites and have not come."""
         site = self._site()
         for link in self._links.values():
-            if link.site == site or not link.flights:
-                continue
-            for place, (flight, left_s) in enumerate(link.queue()):
-                if flight.attempt == series.attempt and not flight.late and flight.ordinal < META_ORDINAL:
-                    if place or left_s > TWICE_S:
-                        moves.append((left_s, link, flight, MOVE_GAIN if place else TWICE_GAIN))
-        if not moves:
-            return
-        plan, _ = self._plans.of(series, None, now_s)
-        for left_s, link, flight, gain in sorted(moves, key=operator.itemgetter(0), reverse=True):
-            if plan.moved >> flight.ordinal & 1:
-                continue
-            other = self._soonest(series, plan, flight, link)
-            if other is not None and left_s > gain * other.wait_s(flight.size):
-                plan.moved |= 1 << flight.ordinal
-                self._take_back(link, series, flight)
-                self._depart(other, series, 1 << flight.ordinal, 0, now_s)
+            if link.site != site:
+                for place, (flight, left_s) in enumerate(link.queue()):
+                    if flight.attempt == series.attempt and flight.ordinal < META_ORDINAL:
+                        yield _Queued(link, flight, left_s, not place)
 
     def waiting_long(self, series: Series) -> int:
         """Ordinals that are queued at other sites, behind so much that it will take long until they begin to come."""
         return bits_of(
-            flight.ordinal
-            for link in self._links.values()
-            if link.site != self._site()
-            for place, (flight, left_s) in enumerate(link.queue())
-            if place and left_s > LONG_S and flight.attempt == series.attempt and flight.ordinal < META_ORDINAL
+            each.flight.ordinal for each in self._queued(series) if not each.is_first and each.left_s > LONG_S
         )
 
     def yield_queued(self, series: Series, ordinals: int) -> None:
         """Take back requests for chunks that another border of this site will bring in, as far as they are queued."""
-        for link in self._links.values():
-            if link.site == self._site():
-                continue
-            for place, (flight, _) in enumerate(list(link.queue())):
-                if place and flight.attempt == series.attempt and bits_of([flight.ordinal]) & ordinals:
-                    self._take_back(link, series, flight)
+        for each in list(self._queued(series)):
+            if not each.is_first and ordinals >> each.flight.ordinal & 1:
+                self._take_back(each, series)
 
-    def _take_back(self, link: Link, series: Series, flight: Flight) -> None:
-        self._emit(Send(link.number, Cancel(link.move(flight))))
-        series.asked.remove(flight.ordinal)
+    def _take_back(self, queued: _Queued, series: Series) -> None:
+        self._emit(Send(queued.link.number, Cancel(queued.link.move(queued.flight))))
+        series.asked.remove(queued.flight.ordinal)
 
-    def _soonest(self, series: Series, plan: Plan, flight: Flight, but: Link) -> Link | None:
-        """The peer with room that offers a chunk and would bring it first."""
+    def _soonest(self, series: Series, plan: Plan, queued: _Queued) -> Link | None:
+        """The peer with room that offers a chunk, has brought something, and would bring it first."""
         best: Link | None = None
-        site = self._site()
+        site, flight = self._site(), queued.flight
         for link in self._links.values():
-            if link is but or link.is_doubtful or not link.goodput or not link.has_room():
+            if link is queued.link or link.is_doubtful or not link.goodput or not link.has_room():
                 continue
             if link.site != site and plan.is_source(link):
                 continue

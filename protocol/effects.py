@@ -28,7 +28,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Send the chunk of a `Serve` no more if none of it has left: answer the request with a reject, and say `served`."""
+    """Answer with a reject what a `Serve` was to answer, if none of the chunk has left, and report `chunk_served`."""
 
     link: int
     request: int

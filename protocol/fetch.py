@@ -356,7 +356,7 @@ class Fetch:
         flight = link.land(number, now_s, arrived=arrived)
         if flight is not None and in_advance:
             self._advance.closed(flight)
-        elif flight is not None and not flight.late and not flight.moved:
+        elif flight is not None and flight.is_counted_on:
             self._unask(flight)
         return flight
 

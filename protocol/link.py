@@ -17,7 +17,10 @@ MIN_FLIGHTS: Final = 2
 """Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
 
 RATED_S: Final = 0.3
+"""And the rate of the moment for so long: a few round trips, in which one chunk or more comes."""
+
 LEAST_RATE: Final = 1.0
+"""Bytes per second that a link is taken to have when nothing comes, to divide by."""
 
 LOOK_S: Final = 0.1
 """How often it is looked what has come."""
@@ -66,6 +69,11 @@ class Flight:
     whole: bool = False  # all of it has come, and is being verified
     moved: bool = False  # asked for elsewhere meanwhile, and taken back here: nobody is to blame
 
+    @property
+    def is_counted_on(self) -> bool:
+        """Whether the chunk is to come by this request, and no other."""
+        return not self.late and not self.moved
+
 
 @dataclass(slots=True)
 class Link:
@@ -108,7 +116,6 @@ class Link:
     _paced_bytes: int = 0
     _haves_bytes: int = 0
     _whole_bytes: int = 0  # of chunks that have come whole
-    _landing_bytes: int = 0  # of these, not landed yet
 
     @property
     def site(self) -> str:
@@ -144,7 +151,12 @@ class Link:
 
     def left_bytes(self) -> int:
         """Bytes asked for that have not come, as far as was reported."""
-        return max(self.inflight_bytes - self._landing_bytes - max(self.moved_bytes - self._whole_bytes, 0), 0)
+        size = sum([flight.size for flight in self.flights.values() if not flight.whole and not flight.moved])
+        return max(size - self._partial_bytes(), 0)
+
+    def _partial_bytes(self) -> int:
+        """Bytes that have come of chunks that are not whole yet."""
+        return max(self.moved_bytes - self._whole_bytes, 0)
 
     def wait_s(self, size: int) -> float:
         """How long a chunk of so many bytes would take if it were asked for now, behind what is under way."""
@@ -160,7 +172,7 @@ class Link:
 
     def queue(self) -> Iterator[tuple[Flight, float]]:
         """Chunks under way in the order in which they were asked for, with the seconds until all of each is here."""
-        size = -max(self.moved_bytes - self._whole_bytes, 0)
+        size = -self._partial_bytes()
         for flight in self.flights.values():
             if not flight.whole and not flight.moved:
                 size += flight.size
@@ -241,7 +253,6 @@ class Link:
         if flight is not None and not flight.whole:
             flight.whole = True
             self._whole_bytes += flight.size
-            self._landing_bytes += flight.size
 
     def stalls(self, flight: Flight, now_s: float) -> bool:
         """Whether nothing has come over the link for longer than any path explains, since this was asked for.
@@ -290,8 +301,6 @@ class Link:
             return None
         if self.by_name.get(flight.name) == number:
             del self.by_name[flight.name]
-        if flight.whole:
-            self._landing_bytes -= flight.size
         if number in self.awaited:
             del self.awaited[number]
             self.awaited_bytes -= flight.size

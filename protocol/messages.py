@@ -27,8 +27,10 @@ META_ORDINAL: Final = 2**31
 """Chunks of a transition's blobs are numbered from here in HAVE and REQUEST: layout, then digests, then index."""
 
 RELEASED: Final = 255
-SPARE: Final = 254
 """Rank of a CLAIM that takes an earlier one back."""
+
+SPARE: Final = 254
+"""Rank of a CLAIM that others of the site may make instead, who have nothing to do: these chunks wait long."""
 
 PIECE_BYTES: Final = 48 * 1024
 
@@ -196,8 +198,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag=20):
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag=21):
     """The sender fetches these chunks into its site, as the owner of this rank: no one else need.
 
-    With rank RELEASED it does not after all. With rank SPARE it will, but they have long to wait for their turn: another
-    border of the site that has nothing to do may claim them.
+    Said to the sender's site, and across sites to the border that would have taken them from the seed.
     """
 
     attempt: Attempt

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Mapping
 
 from .asking import Asking
@@ -13,7 +11,7 @@ from .link import Flight, Link
 from .messages import META_ORDINAL, RELEASED, SPARE, Claim
 from .picker import BLOB_PATIENCE_S, CLAIM_S, Plan
 from .plans import Plans
-from .ranges import bits_of, mask
+from .ranges import bits_of
 from .series import ChunkSet, Series
 from .serving import Serving
 from .stock import Stock
@@ -83,24 +81,27 @@ class Stepping:
 
     def heard(self, link: Link, claim: Claim, now_s: float) -> bool:
         """Take a claim of a peer. Returns whether it counts: one of who is benched is hot air."""
-        plans = self._plans.get(claim.attempt)
+        plans, series = self._plans.get(claim.attempt), self._stock.series.get(claim.attempt)
         released = claim.rank == RELEASED
-        if plans is None or (link.conduct.is_benched and not released):
+        if plans is None or series is None or (link.conduct.is_benched and not released):
             return False
-        plan, series = plans[0], self._stock.series.get(claim.attempt)
-        bits = functools.reduce(operator.or_, (mask(*each) for each in claim.ranges if each[1] < META_ORDINAL), 0)
-        bits &= plan.dealt
-        if link.site == self._site() and claim.rank == SPARE:
-            return series is not None and self._help_out(series, plan, bits)
-        if link.site == self._site():
-            plan.claim(bits, 0.0 if released else now_s + CLAIM_S, link.node)
-            if series is not None and not released:
-                self._asking.yield_queued(series, bits & ~plan.mine)
-        elif series is not None and not released:
-            # A thief at another site takes what was this node's to take: it comes from there, also to those who wait.
-            for ordinal in plan.stolen(bits & series.missing_data() & ~series.asked.data, link.node):
-                self._serving.refused(series.entry(ordinal)[0], (link.node,))
+        plan, chunks = plans[0], ChunkSet()
+        chunks.add_ranges(claim.ranges)
+        bits = chunks.data & plan.dealt
+        if link.site != self._site():
+            return claim.rank < SPARE and self._stolen(link, series, plan, bits)
+        if claim.rank == SPARE:
+            return self._help_out(series, plan, bits)
+        plan.claim(bits, 0.0 if released else now_s + CLAIM_S, link.node)
+        self._asking.yield_queued(series, bits & ~plan.mine)
         return True
+
+    def _stolen(self, link: Link, series: Series, plan: Plan, bits: int) -> bool:
+        """Note that a thief at another site takes what was this node's to take, and tell those who wait for it here."""
+        stolen = list(plan.stolen(bits & series.missing_data() & ~series.asked.data, link.node))
+        for ordinal in stolen:
+            self._serving.refused(series.entry(ordinal)[0], (link.node,))
+        return bool(stolen)
 
     def _help_out(self, series: Series, plan: Plan, spare: int) -> bool:
         """Bring in what waits long for its turn at another border of this site, if this one has nothing to do."""

@@ -41,14 +41,14 @@ class Watch:
                 continue
             link.measure_pace(now_s)
             for flight in link.flights.values():
-                if not flight.late and not flight.moved and (self._stalls(link, flight, now_s) or self._crawls(link, flight)):
+                if flight.is_counted_on and (self._stalls(link, flight, now_s) or self._crawls(link, flight)):
                     self._give_up(link, flight, now_s)
 
     def check_deadlines(self, now_s: float) -> None:
         """Give up on what is late, and hang up on who says nothing at all. Call once a second."""
         for link in self._links.values():
             for flight in link.flights.values():
-                if not flight.late and not flight.moved and flight.deadline_s <= now_s:
+                if flight.is_counted_on and flight.deadline_s <= now_s:
                     self._give_up(link, flight, now_s)
                 elif flight.deadline_s + SILENCE_S <= now_s:
                     self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))

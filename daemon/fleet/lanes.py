@@ -137,8 +137,10 @@ class LaneWatch:
         while True:
             await self._sent.wait()
             self._sent.clear()
-            while any([lane.watch() for lane in self._lanes()]):
+            sending = True
+            while sending:
                 await asyncio.sleep(LOOK_S)
+                sending = sum(lane.watch() for lane in self._lanes()) > 0
 
 
 def _tune(connection: socket.socket, peer: Peer) -> None:
