@@ -1,82 +1,14 @@
 """Asking across sites: of several that have a chunk, the one from which it comes soonest."""
 
-import random
-from types import SimpleNamespace
-
 import pytest
+from support.border import ATTEMPT, COUNT, MATE, NODES, SEED, SIZE, Desk
 
-from patchswarm.protocol.asking import Asking
-from patchswarm.protocol.effects import Send
-from patchswarm.protocol.ids import digest
-from patchswarm.protocol.link import Link
-from patchswarm.protocol.manifest import NodeRecord
-from patchswarm.protocol.messages import Claim, Request
-from patchswarm.protocol.picker import LAST_PART, Plan
+from patchswarm.protocol.asking import STEAL_BEHIND_S, TWICE_S
+from patchswarm.protocol.messages import Cancel, Claim, Request
+from patchswarm.protocol.picker import LAST_PART
 from patchswarm.protocol.ranges import bits_of, iterate
-from patchswarm.protocol.roster import Dealing, build_roster
-from patchswarm.protocol.series import ChunkSet
 
-SEED = digest(b"seed")
-ATTEMPT = bytes(16)
-SIZE, COUNT = 500_000, 64
 ALL = (1 << COUNT) - 1
-
-
-def record(site):
-    return NodeRecord(bytes(32), bytes(16), 1, site, ("host:1",), (), b"")
-
-
-NODES = {SEED: record("home")} | {
-    digest(b"%s %d" % (site.encode(), number)): record(site) for site in "ab" for number in range(2)
-}
-ROSTER = build_roster(NODES, SEED)
-ME, MATE = next(entry.borders for entry in ROSTER if entry.site == "a")
-
-
-class Desk:
-    """The asking of one border of site a, with a link to everyone else, and what it sent."""
-
-    def __init__(self):
-        self.sent = []
-        self.links = {}
-        for number, node in enumerate(node for node in NODES if node != ME):
-            self.links[number] = Link(number, bytes(32), node, True, 0.0, 0.0, NODES[node])
-            self.links[number].measured_rtt(0.2)
-        self.plan = Plan(Dealing(ROSTER, "a", ME), frozenset({SEED}), frozenset({"home"}))
-        self.plan.deal(ALL, frozenset(NODES), 0.0)
-        self.series = SimpleNamespace(
-            attempt=ATTEMPT,
-            asked=ChunkSet(),
-            missing=ALL,
-            missing_data=lambda: self.series.missing,
-            missing_meta=lambda: 0,
-            lacks_unasked=lambda: True,
-            entry=lambda ordinal: (b"%032d" % ordinal, SIZE),
-        )
-        self.asking = Asking(
-            self.links,
-            SimpleNamespace(wanted=lambda: [self.series], wanted_lists=list),
-            SimpleNamespace(of=lambda *_: (self.plan, Plan(None, frozenset())), awaits_roster=lambda *_: False),
-            SimpleNamespace(behind_s=lambda _: 0.0),
-            SimpleNamespace(ask=lambda *_: None),
-            self.sent.append,
-            lambda: "a",
-            random.Random(1),
-            None,
-        )
-
-    def link(self, node):
-        return next(link for link in self.links.values() if link.node == node)
-
-    def asked_of(self):
-        """Chunks asked for now, by the node that they were asked of."""
-        self.asking.ask_all(0.0)
-        asked = {}
-        for effect in self.sent:
-            if isinstance(effect, Send) and isinstance(effect.message, Request):
-                asked.setdefault(self.links[effect.link].node, set()).add(int(effect.message.name))
-        self.sent.clear()
-        return asked
 
 
 @pytest.fixture
@@ -132,9 +64,105 @@ def test_what_is_taken_of_another_column_is_claimed_before_it_is_asked_for(desk)
     desk.asking.ask_all(0.0)
     claims = [effect for effect in desk.sent if isinstance(effect.message, Claim)]
     requests = [effect for effect in desk.sent if isinstance(effect.message, Request)]
-    assert {effect.link for effect in claims} == {desk.link(MATE).number}
-    claimed = bits_of(first for effect in claims for first, _ in effect.message.ranges)
+    claimed = bits_of(
+        first for effect in claims if effect.link == desk.link(MATE).number for first, _ in effect.message.ranges
+    )
     assert claimed == bits_of(int(effect.message.name) for effect in requests)
     assert claimed
     assert claimed & theirs == claimed
     assert isinstance(desk.sent[0].message, Claim)
+
+
+def test_the_border_from_which_a_chunk_is_stolen_is_told(desk):
+    theirs = desk.plan.mine & ~desk.plan.owned
+    desk.series.missing = theirs
+    desk.link(SEED).remember(ATTEMPT, ((0, COUNT - 1),))
+    desk.asking.ask_all(0.0)
+    asked = [int(effect.message.name) for effect in desk.sent if isinstance(effect.message, Request)]
+    told = {
+        effect.message.ranges[0][0]: desk.links[effect.link].node
+        for effect in desk.sent
+        if isinstance(effect.message, Claim)
+    }
+    assert asked
+    assert told == {ordinal: desk.plan.dealing.bringer(ordinal) for ordinal in asked}
+
+
+def test_who_is_behind_with_passing_on_steals_nothing(desk):
+    desk.behind_s = 2 * STEAL_BEHIND_S
+    desk.series.missing = desk.plan.mine & ~desk.plan.owned
+    desk.link(SEED).remember(ATTEMPT, ((0, COUNT - 1),))
+    assert desk.asked_of() == {}
+    desk.behind_s = 0.0
+    assert desk.asked_of()
+
+
+@pytest.fixture
+def queue(desk, others):
+    """Four chunks queued at a peer that has become slow, all of which another one has, too."""
+    slow, quick = others
+    ordinals = list(iterate(desk.plan.mine & ~desk.plan.owned))[:4]
+    slow.goodput, quick.goodput = 1e5, 10e6
+    for link in others:
+        link.remember(ATTEMPT, tuple((ordinal, ordinal) for ordinal in ordinals))
+    for ordinal in ordinals:
+        desk.series.asked.add(ordinal)
+        slow.depart(ATTEMPT, ordinal, *desk.series.entry(ordinal), 0.0)
+    return ordinals
+
+
+def moved(desk):
+    """Ordinals asked for and requests taken back since the last call, by link."""
+    desk.asking.move(desk.series, 1.0)
+    asked = [(effect.link, int(e.name)) for effect in desk.sent if isinstance(e := effect.message, Request)]
+    cancelled = [(effect.link, e.request) for effect in desk.sent if isinstance(e := effect.message, Cancel)]
+    desk.sent.clear()
+    return asked, cancelled
+
+
+def test_what_is_queued_at_a_slow_peer_is_asked_for_where_it_comes_much_sooner(desk, others, queue):
+    slow, quick = others
+    numbers = {flight.ordinal: number for number, flight in slow.flights.items()}
+    asked, cancelled = moved(desk)
+    assert {link for link, _ in asked} == {quick.number}
+    assert [ordinal for _, ordinal in asked] == queue[: -len(asked) - 1 : -1], "the last one has longest to wait"
+    assert cancelled == [(slow.number, numbers[ordinal]) for _, ordinal in asked]
+    assert desk.series.asked.data == bits_of(queue)
+    assert not slow.strikes
+    while quick.flights:
+        quick.land(next(iter(quick.flights)), 1.0, arrived=False)
+    again, _ = moved(desk)
+    assert not {ordinal for _, ordinal in again} & {ordinal for _, ordinal in asked}, "no chunk moves twice"
+
+
+def test_nothing_moves_to_whom_it_would_not_be_quicker_from_or_who_has_brought_nothing(desk, others, queue):
+    _, quick = others
+    quick.goodput = 0.0
+    assert moved(desk) == ([], [])
+    quick.goodput = 2e4
+    quick.measured_rtt(10.0)
+    quick.min_rtt_s = 10.0
+    assert moved(desk) == ([], [])
+
+
+def test_what_has_begun_to_come_is_asked_for_twice_only_when_it_takes_very_long(desk, others, queue):
+    slow, _ = others
+    for flight in list(slow.flights.values())[1:]:
+        slow.move(flight)
+    slow.rate = 0.9 * SIZE / TWICE_S
+    (first,) = queue[:1]
+    assert moved(desk)[0] == [(others[1].number, first)]
+    desk.plan.moved = 0
+    slow.flights[0].moved = False
+    slow.rate = 1.1 * SIZE / TWICE_S
+    assert moved(desk) == ([], [])
+
+
+def test_what_waits_long_is_spare_and_is_taken_back_when_a_mate_brings_it(desk, others, queue):
+    slow, _ = others
+    assert desk.asking.waiting_long(desk.series) == bits_of(queue[1:]), "the first one is on its way"
+    desk.asking.yield_queued(desk.series, bits_of(queue[:2]))
+    assert [effect.message for effect in desk.sent] == [Cancel(1)]
+    assert desk.series.asked.data == bits_of([queue[0], *queue[2:]])
+    slow.goodput = 100e6
+    assert desk.asking.waiting_long(desk.series) == 0

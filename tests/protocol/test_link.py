@@ -16,6 +16,7 @@ from patchswarm.protocol.link import (
     MIN_WINDOW_BYTES,
     PACE_S,
     RATE_MEMORY_S,
+    RATED_S,
     STALL_S,
     Link,
 )
@@ -48,6 +49,62 @@ def test_two_chunks_are_asked_for_however_large_they_are(link):
     assert link.has_room()
     ask(link, 1, size=4 * MIN_WINDOW_BYTES)
     assert not link.has_room()
+
+
+def test_a_slow_peer_has_one_chunk_to_send_until_most_of_it_has_come(link):
+    link.measured_rtt(0.2)
+    link.goodput = MIN_WINDOW_BYTES
+    ask(link, 1, size=4 * MIN_WINDOW_BYTES)
+    assert not link.has_room()
+    link.progressed(2 * MIN_WINDOW_BYTES, 1.0)
+    assert link.left_bytes() == 2 * MIN_WINDOW_BYTES
+    assert not link.has_room()
+    link.progressed(3 * MIN_WINDOW_BYTES + 1, 2.0)
+    assert link.has_room()
+
+
+def test_a_fast_peer_has_two_chunks_to_send_however_small_its_window(link):
+    link.measured_rtt(0.001)
+    link.goodput = 1e9
+    ask(link, 1, size=16 * MIN_WINDOW_BYTES)
+    assert link.has_room(), "it would be through before anyone looks"
+
+
+def test_what_has_come_whole_is_not_left_to_come_nor_what_was_moved(link):
+    first, _, third = ask(link, 3)
+    link.progressed(CHUNK + 100, 0.1)
+    link.came_whole(link.flight(first).name)
+    link.came_whole(link.flight(first).name)
+    assert link.left_bytes() == 2 * CHUNK - 100
+    assert link.move(link.flight(third)) == third
+    assert link.left_bytes() == CHUNK - 100
+    link.land(first, 0.2, arrived=True)
+    assert link.left_bytes() == CHUNK - 100
+
+
+def test_the_bytes_of_headers_do_not_add_up_over_time(link):
+    for second in range(9):
+        (number,) = ask(link, 1, now_s=second)
+        link.came_whole(link.flight(number).name)
+        link.land(number, second + 0.5, arrived=True)
+        link.progressed((second + 1) * (CHUNK + 100), second + 0.6)
+    ask(link, 1, now_s=10.0)
+    assert link.left_bytes() == CHUNK
+
+
+def test_chunks_come_in_turn_at_the_rate_of_the_moment(link):
+    link.measured_rtt(0.2)
+    link.goodput = 10e6
+    ask(link, 2, now_s=1.0)
+    assert [left_s for _, left_s in link.queue()] == pytest.approx([CHUNK / 10e6, 2 * CHUNK / 10e6])
+    link.progressed(CHUNK // 4, 1.3)
+    assert link.rate is None, "it cannot have come before a round trip: that is too short a time to measure"
+    link.progressed(CHUNK // 2, 1.2 + RATED_S)
+    assert link.rate == pytest.approx(CHUNK / 2 / RATED_S)
+    assert [left_s for _, left_s in link.queue()] == pytest.approx([RATED_S, 3 * RATED_S])
+    link.progressed(CHUNK // 2, 1.3 + 2 * RATED_S)
+    assert next(left_s for _, left_s in link.queue()) > 3600, "nothing comes"
+    assert link.wait_s(CHUNK) > 3600
 
 
 def test_the_window_holds_twice_what_fills_the_path(link):

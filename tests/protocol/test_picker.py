@@ -16,6 +16,7 @@ from patchswarm.protocol.picker import (
     LEFT_TO_OWNER,
     MAX_CLAIMS,
     OUTSIDER_RANK,
+    REFUSED_S,
     RELIEF_S,
     Plan,
 )
@@ -316,6 +317,44 @@ def test_nobody_relieves_another_with_work_of_its_own_or_of_what_is_claimed(plan
     for now_s in (20.0, 20.0 + RELIEF_S):
         taken = plan.relieve(others, others, random.Random(1), now_s)
     assert taken
+
+
+def test_what_the_seed_has_refused_is_not_stolen_again_for_a_while(plans):
+    plan = plans[BORDERS["a"][0]]
+    theirs = plan.mine & ~plan.owned
+    stolen, _ = plan.steal(theirs, random.Random(1), 0.0)
+    assert stolen is not None
+    plan.owned &= ~(1 << stolen)
+    plan.refused = dict.fromkeys(iterate(theirs), REFUSED_S)
+    assert plan.steal(theirs, random.Random(1), REFUSED_S / 2) == (None, False)
+    assert plan.steal(theirs, random.Random(1), REFUSED_S)[0] is not None
+
+
+def test_what_a_thief_elsewhere_takes_comes_from_its_site_but_only_what_was_ones_own_to_take(plans):
+    me, thief = BORDERS["a"][0], BORDERS["b"][0]
+    plan = plans[me]
+    own = plan.mine & plan.owned
+    stolen = list(plan.stolen(ALL, thief))
+    assert bits_of(stolen) == own
+    partner = plan.dealing.partner(stolen[0], thief)
+    assert plan.to_come(partner) & own == own
+    assert plan.owned & own == own, "the seed may be asked still, when the thief brings nothing"
+    assert list(plan.stolen(ALL, thief)) == [], "once is enough"
+
+
+def test_who_has_nothing_to_do_takes_one_of_what_waits_long_at_a_mate(plans):
+    plan = plans[BORDERS["a"][0]]
+    spare = ALL & ~plan.mine
+    assert plan.help_out(plan.mine | spare, spare, random.Random(1)) == [], "its own come first"
+    assert plan.help_out(0, spare, random.Random(1)) == [], "they are here, or asked for"
+    (taken,) = plan.help_out(spare, spare, random.Random(1))
+    assert plan.mine >> taken & 1
+    assert plan.help_out(spare & ~(1 << taken), 1 << taken, random.Random(1)) == []
+
+
+def test_a_member_that_is_no_border_does_not_help_out():
+    plan = plan_of("a", node_of("a", 9))
+    assert plan.help_out(ALL, ALL, random.Random(1)) == []
 
 
 def test_of_two_who_claim_the_same_chunk_one_has_it(plans):

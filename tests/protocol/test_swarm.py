@@ -410,9 +410,10 @@ def test_nobody_waits_for_the_deadline_of_a_peer_that_lies_about_its_round_trip(
     world.until(lambda: late.has(version), 90)
 
 
-def test_who_claims_everything_and_brings_nothing_only_delays():
+@pytest.mark.parametrize("sites", [{"b": 3}, {"b": 2, "c": 2}])
+def test_who_claims_everything_and_brings_nothing_only_delays(sites):
     world = World()
-    head, liar, *_ = world.fleet(b=3)
+    head, liar, *_ = world.fleet(**sites)
     world.run(5)
     version = world.draft(head, chunks=40)
     liar.liar = FalseClaim(version.attempt, 40)

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import socket
+from types import SimpleNamespace
 
 import pytest
 from daemon.single import member_of, until
 from support.streams import model, read_tree, write_tree
 
+from patchswarm.daemon.fleet import lanes as lanes_module
 from patchswarm.daemon.fleet import peer as peers
 from patchswarm.daemon.fleet.lane import Lane
-from patchswarm.daemon.fleet.lanes import LaneDesk
+from patchswarm.daemon.fleet.lanes import FIRST_BUFFER_BYTES, LaneDesk, LaneWatch
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.lane import LaneCodec, encode_preamble
 
@@ -221,7 +224,30 @@ async def test_on_a_path_that_loses_packets_a_lane_changes_its_congestion_contro
     peer.congestion.choose = changed.append
     await travels(head, member, root)
     assert changed == []
-    peer.congestion.is_lossy = True
+    peer.congestion.uplink.is_lossy = True
     await travels(head, member, root, steps=1)
     await until(lambda: changed)
     assert len(changed) == len(peer.lanes), "once each"
+
+
+async def test_a_lane_begins_with_a_buffer_for_long_paths_that_the_kernel_may_widen(head, member):
+    for lane in (*lanes_of(head), *lanes_of(member)):
+        connection = lane._transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= FIRST_BUFFER_BYTES
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+
+
+async def test_lanes_are_watched_as_long_as_anything_leaves_and_not_for_ever(monkeypatch):
+    monkeypatch.setattr(lanes_module, "LOOK_S", 0.001)
+    looks = []
+    watch = LaneWatch(lambda: [SimpleNamespace(watch=lambda: looks.append(1) or len(looks) % 5 != 0)])
+    running = asyncio.create_task(watch.run())
+    await asyncio.sleep(0.02)
+    assert looks == []
+    watch.sent()
+    await until(lambda: len(looks) == 5)
+    await asyncio.sleep(0.02)
+    assert len(looks) == 5
+    watch.sent()
+    await until(lambda: len(looks) == 10)
+    running.cancel()

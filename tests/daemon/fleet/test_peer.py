@@ -139,6 +139,11 @@ class MadeLane:
         self.is_full = False
         self.works = True
         self.came_bytes = 0
+        self.taken = asyncio.Event()
+        self.taken.set()
+
+    async def ready(self):
+        await self.taken.wait()
 
     async def send(self, name, sealed):
         self.sent.put_nowait((name, sealed))
@@ -302,6 +307,25 @@ async def test_with_a_lane_chunks_go_over_it(wire):
     lane.close()
 
 
+async def test_a_chunk_that_has_not_begun_to_leave_can_be_withdrawn(wire):
+    lane = MadeLane(wire.peer)
+    lane.taken.clear()
+    wire.peer.lane_up(lane)
+    for request in range(3):
+        wire.peer.serve(request, NAME, secure=False)
+    wire.peer.withdraw(1)
+    wire.peer.withdraw(7)
+    assert await wire.hear() == Reject(1, Reason.BUSY)
+    assert wire.owner.left == [NAME]
+    lane.taken.set()
+    for _ in range(2):
+        await lane.sent.get()
+    await asyncio.sleep(0.01)
+    assert lane.sent.empty()
+    assert wire.heard == []
+    lane.close()
+
+
 async def test_what_a_broken_lane_may_have_swallowed_is_rejected(wire):
     lane = MadeLane(wire.peer)
     wire.peer.lane_up(lane)
@@ -348,12 +372,11 @@ async def test_the_side_that_dialled_asks_for_lanes_where_the_other_offers_them(
     lane.is_full = True
     held = asyncio.Event()
 
-    async def stuck(name, sealed):
+    async def stuck():
         wire.peer.upload.add(10**9, module.time.monotonic())
         await held.wait()
-        return True
 
-    lane.send = stuck
+    lane.ready = stuck
     wire.peer.lane_up(lane)
     for request in range(3):
         wire.peer.serve(request, NAME, secure=False)
