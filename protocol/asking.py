@@ -273,6 +273,13 @@ class Asking:
             each.flight.ordinal for each in self._queued(series) if not each.is_first and each.left_s > LONG_S
         )
 
+    def comes_soon(self, size: int) -> bool:
+        """Whether a chunk would come much sooner than one that waits long, from a site that has brought something."""
+        return any(
+            link.goodput and link.site != self._site() and link.has_room() and MOVE_GAIN * link.wait_s(size) < LONG_S
+            for link in self._links.values()
+        )
+
     def yield_queued(self, series: Series, ordinals: int) -> None:
         """Take back requests for chunks that another border of this site will bring in, as far as they are queued."""
         for each in list(self._queued(series)):

@@ -107,10 +107,10 @@ class Stepping:
         """Bring in what waits long for its turn at another border of this site, if this one has nothing to do."""
         near, far = self._asking.offered(series, plan, seeds=False)
         free = series.missing_data() & ~series.asked.data & ~near.data
-        site = self._site()
-        if not any(link.goodput and link.site != site and link.has_room() for link in self._links.values()):
+        spare &= free & far.data
+        if not spare or not self._asking.comes_soon(series.entry((spare & -spare).bit_length() - 1)[1]):
             return False
-        taken = plan.help_out(free, spare & far.data, self._rng)
+        taken = plan.help_out(free, spare, self._rng)
         if taken:
             self._asking.tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
         return bool(taken)

@@ -89,7 +89,9 @@ def test_what_waits_long_at_a_mate_is_claimed_by_one_with_nothing_to_do_and_a_wa
     border.series.missing = spare
     far.remember(ATTEMPT, tuple((ordinal, ordinal) for ordinal in iterate(spare)))
     assert not border.hear(mate, spare, SPARE), "over a cold connection it would not be sooner"
-    far.goodput = 1e6
+    far.goodput = 1e5
+    assert not border.hear(mate, spare, SPARE), "nor over a slow one"
+    far.goodput = 10e6
     assert border.hear(mate, spare, SPARE)
     ((link, claim),) = border.said(Claim)
     assert link == mate.number
