@@ -7,6 +7,7 @@ its window, and what is asked for twice or of the wrong one is left out.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -33,21 +34,16 @@ LONG_S: Final = 0.8
 MOVE_GAIN: Final = 2.0
 """How many times as long a chunk takes where it is queued as elsewhere before it is moved."""
 
-TWICE_GAIN: Final = 4.0
-TWICE_S: Final = 1.0
-"""And how many times, and how long at least, when it has begun to come: it comes twice then."""
-
 STEAL_BEHIND_S: Final = 0.25
 """And one that is this far behind steals nothing: what it took for others would only queue here."""
 
 
 class _Queued(NamedTuple):
-    """A request at another site that has not been answered; `left_s` until all of the chunk is here."""
+    """A request at another site behind others; `left_s` until all of the chunk is here."""
 
     link: Link
     flight: Flight
     left_s: float
-    is_first: bool
 
 
 class Asking:
@@ -249,29 +245,26 @@ class Asking:
         queued = sorted(self._queued(series), key=operator.attrgetter("left_s"), reverse=True)
         for each in queued:
             flight = each.flight
-            if flight.late or plan.moved >> flight.ordinal & 1 or (each.is_first and each.left_s < TWICE_S):
+            if flight.late or plan.moved >> flight.ordinal & 1:
                 continue
             other = self._soonest(series, plan, each)
-            gain = TWICE_GAIN if each.is_first else MOVE_GAIN
-            if other is not None and each.left_s > gain * other.wait_s(flight.size):
+            if other is not None and each.left_s > MOVE_GAIN * other.wait_s(flight.size):
                 plan.moved |= 1 << flight.ordinal
                 self._take_back(each, series)
                 self._depart(other, series, 1 << flight.ordinal, 0, now_s)
 
     def _queued(self, series: Series) -> Iterator[_Queued]:
-        """Chunks of a series that were asked of other sites and have not come."""
+        """Chunks of a series that wait at other sites behind another, which is coming."""
         site = self._site()
         for link in self._links.values():
             if link.site != site:
-                for place, (flight, left_s) in enumerate(link.queue()):
+                for flight, left_s in itertools.islice(link.queue(), 1, None):
                     if flight.attempt == series.attempt and flight.ordinal < META_ORDINAL:
-                        yield _Queued(link, flight, left_s, not place)
+                        yield _Queued(link, flight, left_s)
 
     def waiting_long(self, series: Series) -> int:
         """Ordinals that are queued at other sites, behind so much that it will take long until they begin to come."""
-        return bits_of(
-            each.flight.ordinal for each in self._queued(series) if not each.is_first and each.left_s > LONG_S
-        )
+        return bits_of(each.flight.ordinal for each in self._queued(series) if each.left_s > LONG_S)
 
     def comes_soon(self, size: int) -> bool:
         """Whether a chunk would come much sooner than one that waits long, from a site that has brought something."""
@@ -283,7 +276,7 @@ class Asking:
     def yield_queued(self, series: Series, ordinals: int) -> None:
         """Take back requests for chunks that another border of this site will bring in, as far as they are queued."""
         for each in list(self._queued(series)):
-            if not each.is_first and ordinals >> each.flight.ordinal & 1:
+            if ordinals >> each.flight.ordinal & 1:
                 self._take_back(each, series)
 
     def _take_back(self, queued: _Queued, series: Series) -> None:
