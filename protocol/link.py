@@ -144,8 +144,11 @@ class Link:
 
         One that has carried nothing yet, or would be through before it is looked at again, has two chunks to send.
         """
+        window = self.window_bytes()
+        if self.inflight_bytes < window:
+            return True
         left = self.left_bytes()
-        if left < self.window_bytes():
+        if left < window:
             return True
         return len(self.flights) < MIN_FLIGHTS and (not self.goodput or left < self.goodput * LOOK_S)
 
