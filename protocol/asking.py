@@ -27,15 +27,14 @@ from .serving import Serving
 BEHIND_S: Final = 4.0
 """A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
 
+STEAL_BEHIND_S: Final = 0.25
+"""And one that is this far behind steals nothing: what it took for others would only queue here."""
 
 LONG_S: Final = 0.8
 """A chunk that takes longer to come from where it is queued is offered to mates that have nothing to do."""
 
 MOVE_GAIN: Final = 2.0
 """How many times as long a chunk takes where it is queued as elsewhere before it is moved."""
-
-STEAL_BEHIND_S: Final = 0.25
-"""And one that is this far behind steals nothing: what it took for others would only queue here."""
 
 
 class _Queued(NamedTuple):

@@ -239,9 +239,7 @@ class Fetch:
     def _rejected(self, link: Link, reject: Reject, now_s: float) -> None:
         in_advance = reject.request in link.awaited
         flight = self._landed(link, reject.request, now_s, arrived=False)
-        if flight is None:
-            return
-        if flight.moved:
+        if flight is None or flight.moved:
             return
         at_seed = self._is_at_seed(link, flight)
         if at_seed and reject.reason is Reason.BUSY and self._stepping.take_detour(flight, reject.holders):

@@ -16,9 +16,6 @@ MIN_WINDOW_BYTES: Final = 256 * 1024
 MIN_FLIGHTS: Final = 2
 """Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
 
-RATED_S: Final = 0.3
-"""And the rate of the moment for so long: a few round trips, in which one chunk or more comes."""
-
 LEAST_RATE: Final = 1.0
 """Bytes per second that a link is taken to have when nothing comes, to divide by."""
 
@@ -46,6 +43,9 @@ MAX_STALL_S: Final = 3.0
 PACE_S: Final = 1.0
 MAX_PACE_S: Final = 3.0
 """A rate is measured for so long and ten round trips, at most for this: slow start is over by then."""
+
+RATED_S: Final = 0.3
+"""And the rate of the moment for so long: a few round trips, in which one chunk or more comes."""
 
 MAX_HAVES_BYTES: Final = 4 * 1024 * 1024
 """Bitmaps remembered of one peer's HAVEs: enough for 8000 series of 3000 chunks."""
@@ -144,18 +144,18 @@ class Link:
 
         One that has carried nothing yet, or would be through before it is looked at again, has two chunks to send.
         """
-        window = self.window_bytes()
-        if self.inflight_bytes < window:
-            return True
         left = self.left_bytes()
-        if left < window:
+        if left < self.window_bytes():
             return True
         return len(self.flights) < MIN_FLIGHTS and (not self.goodput or left < self.goodput * LOOK_S)
 
     def left_bytes(self) -> int:
         """Bytes asked for that have not come, as far as was reported."""
-        size = sum([flight.size for flight in self.flights.values() if not flight.whole and not flight.moved])
-        return max(size - self._partial_bytes(), 0)
+        return max(sum([flight.size for flight in self._coming()]) - self._partial_bytes(), 0)
+
+    def _coming(self) -> list[Flight]:
+        """Requests whose chunks are still to come by them, in the order in which they were made."""
+        return [flight for flight in self.flights.values() if not flight.whole and not flight.moved]
 
     def _partial_bytes(self) -> int:
         """Bytes that have come of chunks that are not whole yet."""
@@ -176,10 +176,9 @@ class Link:
     def queue(self) -> Iterator[tuple[Flight, float]]:
         """Chunks under way in the order in which they were asked for, with the seconds until all of each is here."""
         size = -self._partial_bytes()
-        for flight in self.flights.values():
-            if not flight.whole and not flight.moved:
-                size += flight.size
-                yield flight, size / self._rate_now()
+        for flight in self._coming():
+            size += flight.size
+            yield flight, size / self._rate_now()
 
     def move(self, flight: Flight) -> int:
         """Note that a chunk is asked for elsewhere, where it comes sooner. Returns the request's number, to cancel."""
