@@ -241,15 +241,16 @@ class Fetch:
         flight = self._landed(link, reject.request, now_s, arrived=False)
         if flight is None or flight.moved:
             return
-        at_seed = self._is_at_seed(link, flight)
+        plans = self.plans.get(flight.attempt)
+        at_seed = plans is not None and flight.ordinal < META_ORDINAL and link.node in plans[0].seeds
         if at_seed and reject.reason is Reason.BUSY and self._stepping.take_detour(flight, reject.holders):
             link.defer(flight.attempt, flight.ordinal)
             self.request(now_s)
             return
         if in_advance or at_seed:
             self._brought_by(link, flight, reject.holders)
-        if at_seed:
-            self._refused(flight, now_s)
+        if plans is not None and at_seed:
+            plans[0].refused[flight.ordinal] = now_s + REFUSED_S
         if in_advance:
             pass
         elif reject.reason is Reason.MISSING:
@@ -260,15 +261,6 @@ class Fetch:
             self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
         self.request(now_s)
-
-    def _refused(self, flight: Flight, now_s: float) -> None:
-        plans = self.plans.get(flight.attempt)
-        if plans is not None:
-            plans[0].refused[flight.ordinal] = now_s + REFUSED_S
-
-    def _is_at_seed(self, link: Link, flight: Flight) -> bool:
-        plans = self.plans.get(flight.attempt)
-        return plans is not None and flight.ordinal < META_ORDINAL and link.node in plans[0].seeds
 
     def _brought_by(self, link: Link, flight: Flight, holders: tuple[bytes, ...]) -> None:
         """Note who takes a chunk from the seed, when it is not the one that was asked to pass it on, or this node."""

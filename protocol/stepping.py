@@ -54,14 +54,17 @@ class Stepping:
         if free and self._is_idle():
             taken += data.sound_out(free, now_s, benched)
         if taken:
-            self._asking.tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
+            self._claim(series, bits_of(taken))
             self._blame(data.take_failed(), now_s)
         if spare := self._asking.waiting_long(series):
-            self._asking.tell_site(Claim(series.attempt, SPARE, ChunkSet(spare).ranges()))
+            self._claim(series, spare, SPARE)
         # Blobs are few: whoever steps in for them does so without a claim.
         blobs = series.missing_meta() & ~series.asked.meta & ~near.meta
         for _ in meta.step_in(blobs, far.meta, now_s, benched, wait_s=BLOB_PATIENCE_S + data.most_took_s):
             pass
+
+    def _claim(self, series: Series, ordinals: int, rank: int = 0) -> None:
+        self._asking.tell_site(Claim(series.attempt, rank, ChunkSet(ordinals).ranges()))
 
     def _is_idle(self) -> bool:
         """Whether nothing is under way from another site."""
@@ -112,7 +115,7 @@ class Stepping:
             return False
         taken = plan.help_out(free, spare, self._rng)
         if taken:
-            self._asking.tell_site(Claim(series.attempt, 0, ChunkSet(bits_of(taken)).ranges()))
+            self._claim(series, bits_of(taken))
         return bool(taken)
 
     def give_back(self, flight: Flight) -> None:
