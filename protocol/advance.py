@@ -29,14 +29,23 @@ class Advance:
     def __contains__(self, name: bytes) -> bool:
         return name in self._awaited
 
-    def ask(self, link: Link, series: Series, now_s: float) -> None:
-        """Ask a border of another site for chunks that it takes from the seed, as far ahead as its window reaches."""
+    def can_ask(self, link: Link, series: Series) -> bool:
+        """Whether a border of another site takes anything from the seed that it may be asked for in advance."""
+        return bool(self._askable(link, series)) and link.has_room_to_await()
+
+    def _askable(self, link: Link, series: Series) -> int:
         plans = self._plans.get(series.attempt)
         bits = plans[0].to_come(link.node) if plans is not None else 0
-        if not bits or not link.has_room_to_await():
-            return
-        offered = link.offers(series.attempt)
-        bits &= series.missing_data() & ~series.asked.data & ~(offered.data if offered else 0)
+        if bits:
+            bits &= series.missing_data() & ~series.asked.data & ~series.awaited
+        if bits:
+            offered = link.offers(series.attempt)
+            bits &= ~(offered.data if offered else 0)
+        return bits
+
+    def ask(self, link: Link, series: Series, now_s: float) -> None:
+        """Ask a border of another site for chunks that it takes from the seed, as far ahead as its window reaches."""
+        bits = self._askable(link, series)
         while bits and link.has_room_to_await():
             low = bits & -bits
             bits ^= low

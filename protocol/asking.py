@@ -81,8 +81,9 @@ class Asking:
     def ask_all(self, now_s: float) -> bool:
         """Ask every link for what may be asked of it, the nearest first. Returns whether any data is wanted at all."""
         lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
-        if any(series.lacks_unasked() for series in (*lists, *wanted)):
-            for link in self._nearest():
+        lacking = [series for series in (*lists, *wanted) if series.lacks_unasked()]
+        if lacking:
+            for link in self._nearest(lacking):
                 self._ask(link, lists, wanted, now_s)
         return bool(wanted)
 
@@ -121,12 +122,22 @@ class Asking:
 
     # -- one link -------------------------------------------------------------------------------------------
 
-    def _nearest(self) -> list[Link]:
+    def _nearest(self, lacking: list[Series]) -> list[Link]:
+        """Links to those who have, or are about to get, some of what is neither here nor asked for."""
         site = self._site()
-        ready = (link for link in self._links.values() if link.record is not None)
-        return sorted(
-            ready, key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes)
-        )
+        useful = [
+            link
+            for link in self._links.values()
+            if link.record is not None and any(self._can_give(link, series) for series in lacking)
+        ]
+        useful.sort(key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes))
+        return useful
+
+    def _can_give(self, link: Link, series: Series) -> bool:
+        offered = link.haves.get(series.attempt)
+        if offered is not None and series.lacks_unasked(offered):
+            return True
+        return self._advance.can_ask(link, series)
 
     def _ask(self, link: Link, lists: list[Series], wanted: list[Series], now_s: float) -> None:
         if now_s < self._held_off_s or link.record is None:
@@ -150,11 +161,11 @@ class Asking:
         if data and link.site != site and not link.is_doubtful and not self._is_full():
             self._advance.ask(link, series, now_s)
         offered = link.offers(series.attempt)
-        if offered is None or link.is_stuck or not link.has_room():
+        if offered is None:
             return
         meta = series.missing_meta() & ~series.asked.meta & offered.meta
         bits = series.missing_data() & ~series.asked.data & offered.data if data else 0
-        if not meta and not bits:
+        if not (meta or bits) or link.is_stuck or not link.has_room():
             return
         if link.conduct.is_benched:
             others = self._offered_by_others(series)
@@ -272,11 +283,17 @@ class Asking:
             for link in self._links.values()
         )
 
-    def yield_queued(self, series: Series, ordinals: int) -> None:
-        """Take back requests for chunks that another border of this site will bring in, as far as they are queued."""
-        for each in list(self._queued(series)):
-            if ordinals >> each.flight.ordinal & 1:
-                self._take_back(each, series)
+    def yield_queued(self, series: Series, ordinals: int) -> bool:
+        """Take back requests for chunks that another border of this site will bring in, as far as they are queued.
+
+        Returns whether there were any.
+        """
+        if not ordinals & series.asked.data:
+            return False  # as nearly always
+        yielded = [each for each in self._queued(series) if ordinals >> each.flight.ordinal & 1]
+        for each in yielded:
+            self._take_back(each, series)
+        return bool(yielded)
 
     def _take_back(self, queued: _Queued, series: Series) -> None:
         self._emit(Send(queued.link.number, Cancel(queued.link.move(queued.flight))))

@@ -74,6 +74,11 @@ class Flight:
         """Whether the chunk is to come by this request, and no other."""
         return not self.late and not self.moved
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether bytes of the chunk are still to come by this request."""
+        return not self.whole and not self.moved
+
 
 @dataclass(slots=True)
 class Link:
@@ -115,6 +120,7 @@ class Link:
     _paced_at_s: float = 0.0
     _paced_bytes: int = 0
     _haves_bytes: int = 0
+    _coming_bytes: int = 0  # of requests whose chunks are still to come by them, parts that have come included
     _whole_bytes: int = 0  # of chunks that have come whole
 
     @property
@@ -151,11 +157,7 @@ class Link:
 
     def left_bytes(self) -> int:
         """Bytes asked for that have not come, as far as was reported."""
-        return max(sum([flight.size for flight in self._coming()]) - self._partial_bytes(), 0)
-
-    def _coming(self) -> list[Flight]:
-        """Requests whose chunks are still to come by them, in the order in which they were made."""
-        return [flight for flight in self.flights.values() if not flight.whole and not flight.moved]
+        return max(self._coming_bytes - self._partial_bytes(), 0)
 
     def _partial_bytes(self) -> int:
         """Bytes that have come of chunks that are not whole yet."""
@@ -175,13 +177,15 @@ class Link:
 
     def queue(self) -> Iterator[tuple[Flight, float]]:
         """Chunks under way in the order in which they were asked for, with the seconds until all of each is here."""
-        size = -self._partial_bytes()
-        for flight in self._coming():
-            size += flight.size
-            yield flight, size / self._rate_now()
+        size, rate = -self._partial_bytes(), self._rate_now()
+        for flight in self.flights.values():
+            if flight.is_coming:
+                size += flight.size
+                yield flight, size / rate
 
     def move(self, flight: Flight) -> int:
         """Note that a chunk is asked for elsewhere, where it comes sooner. Returns the request's number, to cancel."""
+        self._coming_bytes -= flight.size if flight.is_coming else 0
         flight.moved = True
         return self.by_name[flight.name]
 
@@ -221,6 +225,7 @@ class Link:
         if not self.flights:
             self._pace_anew(now_s)
         self.inflight_bytes += flight.size
+        self._coming_bytes += flight.size if flight.is_coming else 0
         expected_s = self.expected_s(self.inflight_bytes)
         flight.deadline_s = now_s + min(max(MIN_DEADLINE_S, 4 * expected_s), MAX_DEADLINE_S)
         self.flights[number] = flight
@@ -251,8 +256,10 @@ class Link:
 
     def came_whole(self, name: bytes) -> None:
         """Note that all bytes of a chunk are here; what is left to do with it is not the peer's."""
-        flight = self.flight(self.by_name.get(name, -1))
+        number = self.by_name.get(name, -1)
+        flight = self.flight(number)
         if flight is not None and not flight.whole:
+            self._coming_bytes -= flight.size if flight.is_coming and number in self.flights else 0
             flight.whole = True
             self._whole_bytes += flight.size
 
@@ -310,6 +317,7 @@ class Link:
             return flight
         del self.flights[number]
         self.inflight_bytes -= flight.size
+        self._coming_bytes -= flight.size if flight.is_coming else 0
         self.late_flights -= flight.late
         if arrived:
             self.received_bytes += flight.size

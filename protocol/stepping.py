@@ -83,7 +83,10 @@ class Stepping:
         return frozenset(link.node for link in self._links.values() if link.conduct.is_benched and link.site == site)
 
     def heard(self, link: Link, claim: Claim, now_s: float) -> bool:
-        """Take a claim of a peer. Returns whether it counts: one of who is benched is hot air."""
+        """Take a claim of a peer. Returns whether there is anything to ask for now that was not before.
+
+        One of who is benched is hot air.
+        """
         plans, series = self._plans.get(claim.attempt), self._stock.series.get(claim.attempt)
         released = claim.rank == RELEASED
         if plans is None or series is None or (link.conduct.is_benched and not released):
@@ -96,8 +99,7 @@ class Stepping:
         if claim.rank == SPARE:
             return self._help_out(series, plan, bits)
         plan.claim(bits, 0.0 if released else now_s + CLAIM_S, link.node)
-        self._asking.yield_queued(series, bits & ~plan.mine)
-        return True
+        return self._asking.yield_queued(series, bits & ~plan.mine) or bool(released and bits & plan.mine)
 
     def _stolen(self, link: Link, series: Series, plan: Plan, bits: int) -> bool:
         """Note that a thief at another site takes what was this node's to take, and tell those who wait for it here."""

@@ -48,7 +48,7 @@ class Desk:
             missing=ALL,
             missing_data=lambda: self.series.missing,
             missing_meta=lambda: 0,
-            lacks_unasked=lambda: True,
+            lacks_unasked=lambda of=ChunkSet(ALL): bool(self.series.missing & ~self.series.asked.data & of.data),
             entry=lambda ordinal: (b"%032d" % ordinal, SIZE),
         )
         self.asking = Asking(
@@ -56,7 +56,7 @@ class Desk:
             SimpleNamespace(wanted=lambda: [self.series], wanted_lists=list),
             SimpleNamespace(of=lambda *_: (self.plan, Plan(None, frozenset())), awaits_roster=lambda *_: False),
             SimpleNamespace(behind_s=lambda _: self.behind_s),
-            SimpleNamespace(ask=lambda *_: None),
+            SimpleNamespace(ask=lambda *_: None, can_ask=lambda *_: False),
             self.sent.append,
             lambda: "a",
             random.Random(1),
