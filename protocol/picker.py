@@ -227,11 +227,12 @@ class Plan:
                     self.mine |= 1 << ordinal
 
     def release(self, ordinal: int) -> bool:
-        """Hand back a chunk that was dealt to another border. Returns whether it was."""
-        dealing = self._dealing
-        if dealing is None or dealing.rank(ordinal, self.alive) == 0:
+        """Hand back a chunk that was taken over from another border. Returns whether it was."""
+        bit = 1 << ordinal
+        if not self.taken & bit:
             return False
-        self.mine &= ~(1 << ordinal)
+        self.taken &= ~bit
+        self.mine &= ~bit
         return True
 
     def step_in(

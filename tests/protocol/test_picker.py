@@ -400,6 +400,12 @@ def test_what_a_thief_of_another_column_took_is_to_come_from_the_border_of_its_c
     assert not plan.to_come(thief) >> ordinal & 1
 
 
-def test_its_own_chunks_are_not_handed_back(plans):
+def test_only_what_was_taken_over_is_handed_back_and_once(plans):
     plan = plans[BORDERS["a"][0]]
+    slow = plans[BORDERS["a"][1]].mine
     assert not plan.release(next(iterate(plan.mine)))
+    assert not plan.release(next(iterate(slow))), "asked of a mate who has it, as anyone does"
+    plan.relieve(slow, slow, random.Random(1), 0.0)
+    taken = plan.relieve(slow, slow, random.Random(1), RELIEF_S)
+    assert plan.release(taken[0])
+    assert not plan.release(taken[0])

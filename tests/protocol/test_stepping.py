@@ -83,6 +83,14 @@ def test_a_mates_claim_takes_back_what_is_queued_and_not_what_has_begun_to_come(
     assert not border.plan.mine & bits_of(ordinals)
 
 
+def test_a_claim_that_frees_nothing_gives_nothing_to_ask_for_and_one_that_is_given_back_does(border):
+    ordinals = bits_of(list(iterate(border.plan.mine))[:3])
+    assert not border.hear(border.of_site("a"), ordinals)
+    assert not border.plan.mine & ordinals
+    assert border.hear(border.of_site("a"), ordinals, RELEASED)
+    assert border.plan.mine & ordinals == ordinals
+
+
 def test_what_waits_long_at_a_mate_is_claimed_by_one_with_nothing_to_do_and_a_warm_way_to_it(border):
     mate, far = border.of_site("a"), border.of_site("b")
     spare = bits_of(list(iterate(ALL & ~border.plan.mine))[:4])

@@ -48,7 +48,7 @@ class Desk:
             missing=ALL,
             missing_data=lambda: self.series.missing,
             missing_meta=lambda: 0,
-            lacks_unasked=lambda of=ChunkSet(ALL): bool(self.series.missing & ~self.series.asked.data & of.data),
+            lacks_unasked=self._lacks_unasked,
             entry=lambda ordinal: (b"%032d" % ordinal, SIZE),
         )
         self.asking = Asking(
@@ -62,6 +62,10 @@ class Desk:
             random.Random(1),
             None,
         )
+
+    def _lacks_unasked(self, of=None):
+        unasked = self.series.missing & ~self.series.asked.data
+        return bool(unasked if of is None else unasked & of.data)
 
     def link(self, node):
         return next(link for link in self.links.values() if link.node == node)
