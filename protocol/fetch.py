@@ -158,6 +158,7 @@ class Fetch:
         for number in [*link.flights, *link.awaited]:
             self._landed(link, number, now_s, arrived=False)
         self.serving.lost(link)
+        self.stock.lost(link)
         self.request(now_s)
 
     def receive(self, link: Link, message: Message, now_s: float) -> None:

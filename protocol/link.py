@@ -16,6 +16,12 @@ MIN_WINDOW_BYTES: Final = 256 * 1024
 MIN_FLIGHTS: Final = 2
 """Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
 
+LEAST_RTT_S: Final = 0.02
+"""Taken for a round trip within a site, where what is asked for waits longer in queues and for its turn than on the way."""
+
+FIRST_WINDOW_BYTES: Final = 10 * 1448
+"""What TCP sends before anything is acknowledged (RFC 6928)."""
+
 LEAST_RATE: Final = 1.0
 """Bytes per second that a link is taken to have when nothing comes, to divide by."""
 
@@ -143,7 +149,7 @@ class Link:
         Twice, so that it doubles each round trip until the rate stops growing, as slow start does.
         """
         rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
-        return max(MIN_WINDOW_BYTES, int(2 * self.goodput * rtt))
+        return max(MIN_WINDOW_BYTES, int(2 * self.goodput * max(rtt, LEAST_RTT_S)))
 
     def has_room(self) -> bool:
         """Whether one more chunk may be asked for: what is still to come fills no window.
@@ -174,6 +180,11 @@ class Link:
             return max(self.rate, LEAST_RATE)
         rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
         return max(self.goodput, MIN_WINDOW_BYTES / (2 * rtt))
+
+    def slow_start_s(self, size: int) -> float:
+        """How long so many bytes take over a connection that has carried nothing yet: it doubles each round trip."""
+        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
+        return rtt * (1 + math.log2(1 + size / FIRST_WINDOW_BYTES))
 
     def queue(self) -> Iterator[tuple[Flight, float]]:
         """Chunks under way in the order in which they were asked for, with the seconds until all of each is here."""

@@ -81,6 +81,7 @@ class Plan:
     brought: dict[bytes, int] = field(default_factory=dict)  # border -> ordinals that it takes from the seed, all sites
     columns: list[int] = field(default_factory=list)  # ordinals by the border of this site that they are dealt to
     alive: frozenset[bytes] = frozenset()
+    unseen: frozenset[bytes] = frozenset()  # borders of this site that it cannot be linked to, taken to be alive
     handed: int = 0  # owned ones that the seed has just sent to a thief: they may come from that one's site, too
     detour: int = 0  # ordinals that the seed has just sent to one that brings nothing: they may come from its site
     refused: dict[int, float] = field(default_factory=dict)  # ordinal -> until when the seed, asked for it, says no
@@ -152,6 +153,10 @@ class Plan:
             return
         if node in dealing.borders:
             self._progressed(node, now_s)
+        if site == dealing.site:
+            for border, column in zip(dealing.borders, self.columns, strict=False):
+                if border in self.unseen and new & column:
+                    self._progressed(border, now_s)  # who else would have brought it
         if dealing.owns_any(site):
             self._progressed(site, now_s)
 
@@ -409,9 +414,11 @@ class Plan:
         wait_s = RELIEF_S + 2 * self.took_s
         if idle_s < wait_s:
             return []
-        spared = LEFT_TO_OWNER if idle_s < 2 * wait_s else 0
         free &= ~self._claimed(now_s)
-        most = max((free & column for column in self.columns), key=int.bit_count, default=0)
+        border, most = max(self._columns_seen(dealing, free), key=lambda each: each[1].bit_count(), default=(b"", 0))
+        # The last few are on their way, unless that border has stopped; of one that never began `step_in` takes them.
+        stopped = border in self.progress_s and self._silent_s(border, now_s) >= 2 * wait_s
+        spared = 0 if stopped else LEFT_TO_OWNER
         taken = []
         for _ in range(max(1, most.bit_count() // RELIEF_SHARE)):
             ordinal = _late_one(most, chance, spared)
@@ -421,6 +428,12 @@ class Plan:
             taken.append(ordinal)
         self._take_over(bits_of(taken))
         return taken
+
+    def _columns_seen(self, dealing: Dealing, free: int) -> Iterator[tuple[bytes, int]]:
+        """(border, what of `free` it is to bring in) for each that hears this node's claims."""
+        for border, column in zip(dealing.borders, self.columns, strict=False):
+            if border not in self.unseen:
+                yield border, free & column
 
 
 def _late_one(of: int, chance: Chance, spared: int) -> int | None:

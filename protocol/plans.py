@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from .gossip import Gossip
@@ -54,10 +54,22 @@ class Plans:
         if alive is None:
             living = data.alive
         else:
-            living = alive & (data.seeds.union(data.dealing.borders) if data.dealing else data.seeds)
+            borders = data.dealing.borders if data.dealing else ()
+            data.unseen = meta.unseen = self._unseen(borders)
+            living = (alive & data.seeds.union(borders)) | data.unseen
         data.deal(series.named, living, now_s)
         meta.deal(series.named_meta, living, now_s)
         return plans
+
+    def _unseen(self, borders: Iterable[bytes]) -> frozenset[bytes]:
+        """Borders that this node cannot be linked to, because neither can be dialled. Mates who can be see both."""
+        if self._is_dialable(self._node):
+            return frozenset()
+        return frozenset(border for border in borders if border != self._node and not self._is_dialable(border))
+
+    def _is_dialable(self, node: bytes) -> bool:
+        record = self._gossip.nodes.get(node)
+        return record is None or bool(record.addresses)
 
     def awaits_roster(self, series: Series, now_s: float) -> bool:
         """Whether the opening that says who fetches what is still on its way; not for long."""

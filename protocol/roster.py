@@ -108,6 +108,7 @@ class Dealing:
         self._order = smooth_round_robin(entry.weight for entry in roster)
         self._owners = [index for index, entry in enumerate(roster) if entry.weight]
         self._site = next((index for index, entry in enumerate(roster) if entry.site == site), -1)
+        self.site = site
         self.borders: tuple[bytes, ...] = roster[self._site].borders if self._site >= 0 else ()
         self.me = me
 

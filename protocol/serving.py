@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from .effects import Effect, Send, Serve, Withdraw
 from .link import Link
@@ -21,8 +21,11 @@ MAX_COPIES: Final = 4
 CROSSING_S: Final = 1.5
 """For so long a seed sends a chunk across to nobody else: who has it passes it on."""
 
+SLOW_STARTS: Final = 1.5
+"""And for so many times as long as slow start takes for a chunk of its size."""
+
 LEAVING_S: Final = 6.0
-"""And for so long at most while that copy has not left yet."""
+"""But for so long at most, and as long while that copy has not left yet."""
 
 MAX_WAITING: Final = 256
 """Requests of one peer that may wait for their chunks."""
@@ -48,6 +51,14 @@ class _Passing:
     """Copies that have to leave until it counts as passed on."""
 
 
+class _Crossing(NamedTuple):
+    """A copy on its way to another site: to whom, since when, and from when on it should be there."""
+
+    node: bytes
+    since_s: float
+    until_s: float
+
+
 class Serving:
     """Answers requests. `has` tells whether the chunk store holds a name, `brings` whether it is to come here soon."""
 
@@ -67,7 +78,7 @@ class Serving:
         self._brings = brings
         self._node = node
         self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
-        self._sent: dict[bytes, tuple[bytes, float]] = {}  # chunk name -> node that this seed sent it to, and when
+        self._sent: dict[bytes, _Crossing] = {}  # chunk name -> how this seed sent it to another site
         self._waiting: dict[bytes, list[_Waiting]] = {}  # chunk name -> requests for it, made before it came
         self._passing: dict[bytes, _Passing] = {}  # chunks that others waited for and that are being sent, oldest first
         self._stopping = False
@@ -193,14 +204,16 @@ class Serving:
         """The other node that this seed has just sent the chunk across to, and from which it will spread."""
         if link.site == site or not self._stock.is_seeding(name, self._node):
             return None
-        node, _ = self._sent.get(name, (link.node, now_s))
-        if node != link.node and self._is_crossing(name, now_s):
-            return node
-        if name not in self._sent or node != link.node:
-            self._sent[name] = (link.node, now_s)  # who asks again and again does not keep it from the others
+        before = self._sent.get(name)
+        if before is not None and before.node != link.node and self._is_crossing(name, now_s):
+            return before.node
+        if before is None or before.node != link.node:  # who asks again and again does not keep it from the others
+            crossing_s = max(CROSSING_S, SLOW_STARTS * link.slow_start_s(self._stock.size(name)))
+            self._sent[name] = _Crossing(link.node, now_s, now_s + min(crossing_s, LEAVING_S))
         return None
 
     def _is_crossing(self, name: bytes, now_s: float) -> bool:
         """Whether the chunk was sent across just now, or is still leaving, to a host on a slow link."""
-        node, at_s = self._sent[name]
-        return now_s - at_s < (LEAVING_S if node in self._copies.get(name, ()) else CROSSING_S)
+        crossing = self._sent[name]
+        leaving = crossing.node in self._copies.get(name, ())
+        return now_s < (crossing.since_s + LEAVING_S if leaving else crossing.until_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -18,6 +19,9 @@ from .signed import peek, verify
 HAVE_DELAY_S: Final = 0.02
 _RANGES_PER_HAVE: Final = 4096
 
+EARLY_BYTES: Final = 256 * 1024
+"""Pages kept of one peer that came before the opening they belong to, which is pulled while they are pushed."""
+
 
 class Stock:
     """All series known to this node. `has` tells whether the chunk store holds a name."""
@@ -33,6 +37,7 @@ class Stock:
         self._places: dict[bytes, list[tuple[Series, int]]] = {}  # chunk name -> where it belongs
         self._unsaid: dict[bytes, ChunkSet] = {}  # HAVEs waiting to be said together, by attempt
         self._have_due_s: float | None = None
+        self._early: dict[int, list[tuple[bytes, bytes]]] = {}  # link -> (attempt, signed page), oldest first
 
     def describe(self, of: Opening | Transition, now_s: float) -> None:
         """Take an opening or a transition record."""
@@ -42,6 +47,7 @@ class Stock:
             self.series[of.attempt] = series
         series.describe(of)
         self._enter(series, now_s)
+        self._take_early(series, now_s)
         if isinstance(of, Transition):
             self._check_lists(series)
 
@@ -49,7 +55,10 @@ class Stock:
         """Take an index page, made here (`origin` -1) or received, and pass it on. Returns its series if it is new."""
         page = peek(signed, IndexPage)
         series = self.series.get(page.attempt)
-        if series is None or page.first in series.pages or series.transition is not None:
+        if series is None:
+            self._keep_early(page.attempt, signed, origin)
+            return None
+        if page.first in series.pages or series.transition is not None:
             return None
         publisher = self._gossip.publisher(series.stream, series.version[0])
         if publisher is None or page.stream != series.stream:
@@ -62,6 +71,29 @@ class Stock:
                 self._emit(Send(link.number, Page(signed)))
         self._enter(series, now_s)
         return series
+
+    def _keep_early(self, attempt: bytes, signed: bytes, origin: int) -> None:
+        """Keep a page until its opening is here, which alone says who has to have signed it."""
+        early = self._early.setdefault(origin, [])
+        early.append((attempt, signed))
+        while sum(len(signed) for _, signed in early) > EARLY_BYTES:
+            early.pop(0)
+
+    def _take_early(self, series: Series, now_s: float) -> None:
+        for origin, early in list(self._early.items()):
+            for attempt, signed in early:
+                if attempt == series.attempt:
+                    with contextlib.suppress(MessageError):  # of who has sent the opening nothing else is wrong
+                        self.add_page(signed, origin, now_s)
+            left = [each for each in early if each[0] != series.attempt]
+            if left:
+                self._early[origin] = left
+            else:
+                del self._early[origin]
+
+    def lost(self, link: Link) -> None:
+        """Let go of what a link that is gone has said too early."""
+        self._early.pop(link.number, None)
 
     def add_index(self, attempt: bytes, part: int, data: bytes, now_s: float) -> Series | None:
         """Take the opened index blob of one part of a transition."""
@@ -110,6 +142,10 @@ class Stock:
     def lacking(self, name: bytes) -> list[tuple[Series, int]]:
         """Where a chunk is missing: (series, ordinal)."""
         return [(series, ordinal) for series, ordinal in self._places.get(name, ()) if ordinal not in series.have]
+
+    def size(self, name: bytes) -> int:
+        """Sealed size of a chunk, 0 of one that no series has."""
+        return next((series.entry(ordinal)[1] for series, ordinal in self._places.get(name, ())), 0)
 
     def missing_size(self, name: bytes) -> int | None:
         """Sealed size of a chunk that some series lacks, None for any other."""

@@ -6,7 +6,16 @@ from patchswarm.protocol.effects import Send, Serve, Withdraw
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.link import Link
 from patchswarm.protocol.messages import Reason, Reject, Request
-from patchswarm.protocol.serving import CHAIN_S, CROSSING_S, LEAVING_S, MAX_COPIES, MAX_WAITING, WAITING_S, Serving
+from patchswarm.protocol.serving import (
+    CHAIN_S,
+    CROSSING_S,
+    LEAVING_S,
+    MAX_COPIES,
+    MAX_WAITING,
+    SLOW_STARTS,
+    WAITING_S,
+    Serving,
+)
 
 ME, CHUNK = digest(b"me"), digest(b"chunk")
 
@@ -23,9 +32,13 @@ class Desk:
             self, self.links, self.effects.append, self.store.__contains__, lambda name, _: name in self.coming, ME
         )
         self._seeding = seeding
+        self.chunk_size = 500_000
 
     def is_seeding(self, *_):
         return self._seeding
+
+    def size(self, _):
+        return self.chunk_size
 
     def ask(self, number, name=CHUNK, now_s=0.0, request=1):
         self.serving.asked(self.links[number], Request(request, name), "here", now_s)
@@ -169,6 +182,21 @@ def test_a_seed_sends_a_chunk_across_once_and_says_to_whom():
         refused(1, holders=[desk.links[0].node]),
         Serve(1, 1, CHUNK, False),
     ]
+
+
+def test_a_large_chunk_has_as_long_to_cross_as_slow_start_takes_on_a_long_path():
+    desk = Desk(seeding=True)
+    desk.chunk_size = 4_000_000
+    desk.links[0].measured_rtt(0.25)
+    slow_start_s = desk.links[0].slow_start_s(desk.chunk_size)
+    assert 8 * 0.25 < slow_start_s < 10 * 0.25
+    desk.come()
+    desk.ask(0)
+    desk.leave(0)
+    desk.ask(1, now_s=SLOW_STARTS * slow_start_s - 0.1)
+    assert desk.done() == [Serve(0, 1, CHUNK, False), refused(1, holders=[desk.links[0].node])]
+    desk.ask(1, now_s=SLOW_STARTS * slow_start_s)
+    assert desk.served_to() == [1]
 
 
 def test_a_chunk_that_is_still_leaving_on_a_slow_link_is_not_sent_across_a_second_time_for_a_while():

@@ -34,7 +34,7 @@ from patchswarm.protocol.manifest import (
 )
 from patchswarm.protocol.messages import ObjectKind
 from patchswarm.protocol.seal import INDEX_ENTRY
-from patchswarm.protocol.signed import Signable, object_digest, sign
+from patchswarm.protocol.signed import Signable, object_digest, peek, sign
 
 from .places import Patch
 
@@ -103,14 +103,22 @@ class Release:
         self.digests = self._blob(max(64, math.ceil(self._model_size / _BLOCK_BYTES) * 32))
         self.index = b"".join(INDEX_ENTRY.pack(name, size) for name, size in self.chunks)
         self._index_ref = self._blob(len(self.index), digest(self.index))
-        self.base: list[Object] = []
+        self._base: list[Object] = []
         if previous is None:
-            self.base, self._parent = self._manifest(1, b"")
+            self._base, self._parent = self._manifest(1, b"")
         else:
             self._parent = previous.target
         self.source = b"" if patch.full and previous is None else self._parent
         self.target: bytes
         self._closing, self.target = self._manifest(self.version, self._parent)
+
+    def base(self, node: bytes) -> list[Object]:
+        """Version 1, and the transition in which `node` published it: this is not the fleet's first day."""
+        first = peek(self._base[1][1], Manifest)
+        part = TransitionPart(node, self._chunk_key, 0, 0, 0, self.layout, self.digests, self._index_ref)
+        transition = Transition(STREAM, 1, 1, Route.FULL, b"", self._parent, first.attempt, (part,))
+        record = self._announced(ObjectKind.TRANSITION, Subject.TRANSITION, 1, transition)
+        return [*self._base, *record]
 
     @property
     def held(self) -> frozenset[bytes]:

@@ -105,7 +105,7 @@ class World:
 
     def _known(self) -> list[Object]:
         """What every node knows from the start."""
-        return [self.cluster.stream(), *([] if self.patch.full else self.releases[0].base)]
+        return [self.cluster.stream(), *([] if self.patch.full else self.releases[0].base(self.head.id))]
 
     def seeds(self, place: int) -> tuple[str, ...]:
         """Addresses of some hosts, for a new node at `place`. Before the world begins all hosts are thought to live."""
