@@ -191,7 +191,7 @@ class Asking:
         if here and link.node in plan.seeds:
             here &= ~self._passed_on(series, plan)
         elif here:
-            here &= ~self._sooner_elsewhere(link, series, plan, here)
+            here &= ~self._sooner_elsewhere(link, series, plan, here, now_s)
         self._depart(link, series, here, 0, now_s)
         if link.node in plan.seeds and bits and link.has_room() and self._serving.behind_s(now_s) <= STEAL_BEHIND_S:
             self._steal(link, series, plan, bits & ~far.data, now_s)
@@ -204,13 +204,14 @@ class Asking:
             lambda link: bool(link.goodput) and link.site != site and not link.is_doubtful and not plan.is_source(link),
         )
 
-    def _sooner_elsewhere(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
+    def _sooner_elsewhere(self, link: Link, series: Series, plan: Plan, bits: int, now_s: float) -> int:
         """Those of `bits` that would come sooner from another peer at another site, although it is busy now.
 
         A connection that has carried little takes many round trips for one chunk.
         """
         size = series.entry((bits & -bits).bit_length() - 1)[1]
         wait_s = link.wait_s(size)
+        passed_on = plan.passed_on(link.node, bits, now_s) if not link.goodput else {}
         sooner = 0
         for other in self._links.values():
             if not other.goodput or other.is_doubtful or other.site == self._site() or plan.is_source(other):
@@ -218,7 +219,7 @@ class Asking:
             offered = other.offers(series.attempt)
             theirs = offered.data if offered else 0
             if other.site == link.site:
-                theirs |= plan.to_come(other.node)  # its mate gives it the chunk in a moment
+                theirs |= plan.to_come(other.node) | passed_on.get(other.node, 0)  # its mate gives it to it in a moment
             if theirs & bits & ~sooner and other.wait_s(size) < wait_s:
                 deferred = other.deferred.get(series.attempt)
                 sooner |= theirs & ~(deferred.data if deferred else 0)

@@ -17,7 +17,7 @@ MIN_FLIGHTS: Final = 2
 """Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
 
 LEAST_RTT_S: Final = 0.02
-"""Taken for a round trip within a site, where what is asked for waits longer in queues and for its turn than on the way."""
+"""Taken for a round trip within a site: there it is queues, and the turns of busy hosts, that requests wait for."""
 
 FIRST_WINDOW_BYTES: Final = 10 * 1448
 """What TCP sends before anything is acknowledged (RFC 6928)."""
@@ -171,6 +171,8 @@ class Link:
 
     def wait_s(self, size: int) -> float:
         """How long a chunk of so many bytes would take if it were asked for now, behind what is under way."""
+        if not self.goodput and self.rate is None:
+            return self.slow_start_s(self.left_bytes() + size)
         rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
         return rtt + (self.left_bytes() + size) / self._rate_now()
 

@@ -26,6 +26,9 @@ FIRST_PATIENCE_S: Final = 5.0
 REFUSED_S: Final = 2.0
 """How long what a seed has refused is not stolen again: another thief has it."""
 
+HOPE_S: Final = 0.5
+"""How long a chunk that is at another site is waited for until the border of its column there has it, too."""
+
 CLAIM_S: Final = 5.0
 """How long a claim keeps others off a chunk."""
 
@@ -84,6 +87,7 @@ class Plan:
     unseen: frozenset[bytes] = frozenset()  # borders of this site that it cannot be linked to, taken to be alive
     handed: int = 0  # owned ones that the seed has just sent to a thief: they may come from that one's site, too
     detour: int = 0  # ordinals that the seed has just sent to one that brings nothing: they may come from its site
+    hoped_s: dict[int, float] = field(default_factory=dict)  # ordinal -> since when a border is to pass it on
     refused: dict[int, float] = field(default_factory=dict)  # ordinal -> until when the seed, asked for it, says no
     moved: int = 0  # ordinals that were asked of one peer, and then of another from which they come sooner
     taken: int = 0  # ordinals that this node took over from other borders of its site, and claimed
@@ -175,6 +179,21 @@ class Plan:
             return 0
         return self.brought.get(node, 0) & self.mine & (~self.owned | self.handed)
 
+    def passed_on(self, node: bytes, ordinals: int, now_s: float) -> dict[bytes, int]:
+        """What of `ordinals`, which a node of another site has, the borders of their columns there will soon have.
+
+        By border; of each chunk for a moment only: that border may be none that gets it.
+        """
+        dealing = self._dealing
+        soon: dict[bytes, int] = {}
+        if dealing is None:
+            return soon
+        for ordinal in iterate(ordinals):
+            border = dealing.partner(ordinal, node)
+            if border != node and now_s - self.hoped_s.setdefault(ordinal, now_s) < HOPE_S:
+                soon[border] = soon.get(border, 0) | 1 << ordinal
+        return soon
+
     def is_to_come(self, ordinal: int, now_s: float) -> bool:
         """Whether another border of this site has said that it brings this chunk in, so that it will soon be here."""
         return self.claimed.get(ordinal, 0.0) > now_s
@@ -188,9 +207,10 @@ class Plan:
         if other is None:
             return
         dealing = self._dealing
-        if dealing is not None and node == dealing.me:
-            self.handed |= 1 << ordinal
+        if dealing is not None:
             other = dealing.partner(ordinal, other)
+            if node == dealing.me:
+                self.handed |= 1 << ordinal
         self.brought[other] = self.brought.get(other, 0) | 1 << ordinal
 
     def stolen(self, ordinals: int, thief: bytes) -> Iterator[int]:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from patchswarm.protocol.link import (
     DOUBT_S,
+    FIRST_WINDOW_BYTES,
+    LEAST_RTT_S,
     MAX_DEADLINE_S,
     MAX_HAVES_BYTES,
     MAX_SERIES,
@@ -115,9 +117,15 @@ def test_the_window_holds_twice_what_fills_the_path(link):
     assert link.window_bytes() == pytest.approx(2 * 5e6 * 0.2, rel=0.01)
 
 
+def test_within_a_site_the_window_holds_more_than_the_path_does(link):
+    link.measured_rtt(0.0002)
+    link.goodput = 100e6
+    assert link.window_bytes() == pytest.approx(2 * 100e6 * LEAST_RTT_S)
+
+
 def test_a_chunk_takes_a_round_trip_and_its_turn_behind_what_is_under_way(link):
     link.measured_rtt(0.2)
-    assert link.wait_s(CHUNK) == pytest.approx(0.2 + CHUNK * 0.4 / MIN_WINDOW_BYTES), "no rate is known"
+    assert link.wait_s(9 * FIRST_WINDOW_BYTES) == pytest.approx(0.2 + 0.2 * math.log2(10)), "as long as slow start"
     link.goodput = 10e6
     ask(link, 3)
     assert link.wait_s(CHUNK) == pytest.approx(0.2 + 4 * CHUNK / 10e6)
