@@ -157,6 +157,13 @@ class Page(msgspec.Struct, frozen=True, array_like=True, tag=13):
     data: SignedBytes
 
 
+class Lossy(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """The path between the sender's site and another loses packets that no queue explains.
+
+    Said to the hosts at both ends, whose connections meet on the same links: they bear loss from now on.
+    """
+
+
 class Have(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """The sender has these chunks of the transition made under `attempt`."""
 
@@ -246,6 +253,7 @@ Message = (
     | Pull
     | Object
     | Page
+    | Lossy
     | Have
     | Request
     | Reject

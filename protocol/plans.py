@@ -55,15 +55,21 @@ class Plans:
             living = data.alive
         else:
             borders = data.dealing.borders if data.dealing else ()
-            data.unseen = meta.unseen = self._unseen(borders)
+            data.unseen = meta.unseen = self._unseen(borders, alive)
             living = (alive & data.seeds.union(borders)) | data.unseen
         data.deal(series.named, living, now_s)
         meta.deal(series.named_meta, living, now_s)
         return plans
 
-    def _unseen(self, borders: Iterable[bytes]) -> frozenset[bytes]:
-        """Borders that this node cannot be linked to, because neither can be dialled. Mates who can be see both."""
+    def _unseen(self, borders: Iterable[bytes], alive: frozenset[bytes]) -> frozenset[bytes]:
+        """Borders that this node cannot be linked to, because neither can be dialled, if a mate is there who sees both.
+
+        What one of them brings comes from that mate, who also notices when it dies.
+        """
         if self._is_dialable(self._node):
+            return frozenset()
+        site = self._site()
+        if not any(link.site == site and link.node in alive for link in self._links.values()):
             return frozenset()
         return frozenset(border for border in borders if border != self._node and not self._is_dialable(border))
 

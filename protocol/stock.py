@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from .effects import Dropped, Effect, IndexHere, Send
-from .errors import MessageError
+from .errors import MessageError, ProtocolError
 from .gossip import Gossip
 from .ids import short
 from .link import Link
@@ -83,7 +83,7 @@ class Stock:
         for origin, early in list(self._early.items()):
             for attempt, signed in early:
                 if attempt == series.attempt:
-                    with contextlib.suppress(MessageError):  # of who has sent the opening nothing else is wrong
+                    with contextlib.suppress(ProtocolError):  # of who has sent the opening nothing else is wrong
                         self.add_page(signed, origin, now_s)
             left = [each for each in early if each[0] != series.attempt]
             if left:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,24 +48,33 @@ class Uplink:
     """What all lanes of this host share.
 
     When one path is known to lose packets, the lanes to all other places change with those of that one: cubic starves
-    beside BBR, and they meet on this host's own link.
+    beside BBR, and they meet on this host's own link. `found(site)` is called when it is seen here, on the path to a
+    site: hosts beside this one, and those there, meet on the same links.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, found: Callable[[str], None]) -> None:
         self.is_lossy = False
-        """Whether some path from here loses packets that no queue explains."""
+        """Whether some path from here loses packets that no queue explains, as far as was seen or heard."""
+        self._found = found
         self._paths: dict[str, Congestion] = {}
 
     def path_to(self, site: str) -> Congestion:
         """What is known of the path to a site; to a peer whose site has no name, nothing yet."""
-        return self._paths.setdefault(site, Congestion(self)) if site else Congestion(self)
+        return self._paths.setdefault(site, Congestion(self, site)) if site else Congestion(self, site)
+
+    def loses(self, site: str) -> None:
+        """Note that the path to a site was seen to lose packets."""
+        if not self.is_lossy:
+            self.is_lossy = True
+            self._found(site)
 
 
 class Congestion:
     """What the lanes to one site have shown of the path."""
 
-    def __init__(self, uplink: Uplink) -> None:
+    def __init__(self, uplink: Uplink, site: str) -> None:
         self.uplink = uplink
+        self._site = site
         self._losses = 0
         self._stray = 0  # of these, in a short queue
 
@@ -82,7 +92,7 @@ class Congestion:
         queue_s = max(before.rtt_s, now.rtt_s) - now.least_rtt_s
         self._stray += queue_s < SHORT_SHARE * now.least_rtt_s
         if self._stray >= max(LEAST_STRAY, self._losses / STRAY_SHARE):
-            self.uplink.is_lossy = True
+            self.uplink.loses(self._site)
 
 
 def read(connection: socket.socket) -> Reading | None:

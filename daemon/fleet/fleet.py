@@ -36,7 +36,7 @@ from ...protocol.effects import (
 from ...protocol.errors import ProtocolError
 from ...protocol.lane import LaneCodec
 from ...protocol.manifest import Head, Revocation, StreamRecord
-from ...protocol.messages import BlockPiece, Message, ObjectKind, Renew, Renewed
+from ...protocol.messages import BlockPiece, Lossy, Message, ObjectKind, Renew, Renewed
 from ...protocol.messages import Lane as LaneOffer
 from ...protocol.seal import open_blob
 from ...protocol.signed import object_digest
@@ -127,7 +127,7 @@ class Fleet:
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self.tally = Tally()
         self._ledger = Ledger(catalog)
-        self._uplink = Uplink()
+        self.uplink = Uplink(self._tell_lossy)
         self._lane_watch = LaneWatch(self._lanes)
         self._wake = asyncio.Event()
         self._wakes_s = 0.0  # when the core is called next without being asked
@@ -412,7 +412,7 @@ class Fleet:
         greeted = self._greeted(peer)
         self.swarm.receive(peer.number, message, self._now())
         if not greeted and self._greeted(peer):
-            peer.congestion = self._uplink.path_to(self.swarm.links[peer.number].site)
+            peer.congestion = self.uplink.path_to(self.swarm.links[peer.number].site)
             self._desk.offer(peer)
         self._carry_out()
 
@@ -424,6 +424,18 @@ class Fleet:
             self._spawn(self.standing.renewed(message))
         else:
             self.standing.asked(peer.number)
+
+    def path_is_lossy(self, peer: Peer) -> None:
+        """Take a peer's word that packets get lost between its site and another. Raises ProtocolError before hello."""
+        if not self._greeted(peer):
+            raise ProtocolError("loss was spoken of before hello")
+        self.uplink.is_lossy = True
+
+    def _tell_lossy(self, site: str) -> None:
+        """Say at both ends of the path to a site that it loses packets."""
+        for link in self.swarm.connected():
+            if link.site in (site, self._record.site):
+                self._tell(link.number, Lossy())
 
     def _tell(self, number: int, message: Message) -> None:
         if number in self.peers:

@@ -18,6 +18,7 @@ from ...protocol.ids import short
 from ...protocol.messages import (
     PIECE_BYTES,
     BlockPiece,
+    Lossy,
     Message,
     Piece,
     Reason,
@@ -29,7 +30,7 @@ from ...protocol.messages import (
     encode_message,
 )
 from ...protocol.messages import Lane as LaneOffer
-from .congestion import Congestion, Uplink
+from .congestion import Uplink
 from .lane import Lane
 from .meter import Meter
 
@@ -67,6 +68,9 @@ class PeerOwner(Protocol):
     def offer_lane(self, peer: Peer) -> None:
         """Offer the peer one more lane, if the limit allows."""
 
+    def path_is_lossy(self, peer: Peer) -> None:
+        """Take the peer's word that packets get lost between its site and another."""
+
     def renewal(self, peer: Peer, message: Renew | Renewed) -> None:
         """Take a word about certificates."""
 
@@ -98,7 +102,7 @@ class Peer:
         self.number = -1
         self.address = address
         self.lanes: list[Lane] = []
-        self.congestion = Congestion(Uplink())
+        self.congestion = Uplink(lambda _: None).path_to("")
         """What is known of the path, together with the other peers of the site."""
         self.upload = Meter()
         self.broke_rule = False
@@ -263,6 +267,8 @@ class Peer:
                 self._owner.lane_offered(self, message)
             case Widen():
                 self._owner.offer_lane(self)
+            case Lossy():
+                self._owner.path_is_lossy(self)
             case Renew() | Renewed():
                 self._owner.renewal(self, message)
             case Piece():

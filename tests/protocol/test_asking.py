@@ -47,6 +47,18 @@ def test_a_chunk_that_a_mate_is_to_get_in_a_moment_is_waited_for_where_the_way_i
     assert desk.asked_of() == {warm.node: {ordinal}}
 
 
+def test_what_the_border_of_a_column_is_about_to_have_is_not_asked_of_its_mate_over_a_cold_connection(desk, others):
+    warm, cold = others
+    stolen = next(iterate(desk.plan.mine & desk.plan.owned))
+    desk.series.missing = 1 << stolen
+    desk.link(SEED).strike(0.0)
+    cold.remember(ATTEMPT, ((stolen, stolen),))
+    warm.goodput = 10e6
+    assert desk.asked_of() == {}
+    warm.rate = 1e4
+    assert desk.asked_of() == {cold.node: {stolen}}, "over that one it would take longer"
+
+
 def test_who_said_that_it_is_busy_is_not_waited_for(desk, others):
     warm, cold = others
     ordinal = next(iterate(desk.plan.mine & ~desk.plan.owned))

@@ -11,6 +11,7 @@ from patchswarm.protocol.picker import (
     CLAIM_S,
     ENDGAME_S,
     FIRST_PATIENCE_S,
+    HOPE_S,
     LAST_PART,
     LEAST_PATIENCE_S,
     LEFT_TO_OWNER,
@@ -307,6 +308,25 @@ def test_an_idle_border_relieves_the_one_of_its_site_with_most_left_and_can_hand
     assert not plan.mine >> taken[0] & 1
 
 
+def test_the_last_few_of_a_border_are_on_their_way_unless_it_has_stopped(plans):
+    plan = plans[BORDERS["a"][0]]
+    other = BORDERS["a"][1]
+    few = bits_of(list(iterate(plans[other].mine))[:LEFT_TO_OWNER])
+    plan.heard(other, "a", few & -few, 0.0)
+    plan.relieve(few, few, random.Random(1), 0.0)
+    for tenth in range(1, 40):
+        now_s = tenth / 10
+        plan.heard(other, "a", few & -few, now_s)
+        assert plan.relieve(few, few, random.Random(1), now_s) == []
+    assert plan.relieve(few, few, random.Random(1), now_s + 2 * RELIEF_S)
+
+
+def test_the_last_few_of_a_border_that_never_began_are_left_to_those_who_step_in(plans):
+    plan = plans[BORDERS["a"][0]]
+    few = bits_of(list(iterate(plans[BORDERS["a"][1]].mine))[:LEFT_TO_OWNER])
+    assert not any(plan.relieve(few, few, random.Random(1), now_s) for now_s in range(20))
+
+
 def test_nobody_relieves_another_with_work_of_its_own_or_of_what_is_claimed(plans):
     plan = plans[BORDERS["a"][0]]
     others = ALL & ~plan.mine
@@ -386,6 +406,26 @@ def test_a_chunk_that_another_takes_instead_is_to_come_from_that_one(plans):
     assert plan.to_come(OTHER) == 1 << ordinal
     plan.brings_instead(OTHER, ordinal, None)
     assert not plan.to_come(OTHER)
+
+
+def test_what_a_mate_of_the_border_takes_instead_is_to_come_from_that_border_still(plans):
+    plan = plans[BORDERS["a"][0]]
+    owner = next(node for node in BORDERS["b"] if plan.to_come(node))
+    ordinal = next(iterate(plan.to_come(owner)))
+    mate = next(node for node in BORDERS["b"] if node != owner)
+    plan.brings_instead(owner, ordinal, mate)
+    assert plan.to_come(owner) >> ordinal & 1, "to it the way is warm"
+    assert not plan.to_come(mate)
+
+
+def test_what_a_mate_of_its_border_has_that_border_will_have_in_a_moment_and_if_not_it_is_hoped_for_no_more(plans):
+    plan = plans[BORDERS["a"][0]]
+    partner = next(node for node in BORDERS["b"] if plan.to_come(node))
+    mate = next(node for node in BORDERS["b"] if node != partner)
+    few = bits_of(list(iterate(plan.to_come(partner)))[:3])
+    assert plan.passed_on(mate, few, 5.0) == {partner: few}
+    assert plan.passed_on(partner, few, 5.0) == {}
+    assert plan.passed_on(mate, few, 5.0 + HOPE_S) == {}
 
 
 def test_what_a_thief_of_another_column_took_is_to_come_from_the_border_of_its_column_there(plans):

@@ -25,6 +25,7 @@ from patchswarm.protocol.messages import (
     Hello,
     Inventory,
     Lane,
+    Lossy,
     Object,
     ObjectKind,
     Page,
@@ -118,7 +119,7 @@ async def test_malformed_message_costs_its_sender_the_link(head, hostile, data, 
 
 @pytest.mark.parametrize(
     "message",
-    [Ping(1), Pull((NAME,)), Request(0, NAME), Have(ATTEMPT, ((0, 1),)), Widen(), Lane(ATTEMPT, NAME)],
+    [Ping(1), Pull((NAME,)), Request(0, NAME), Have(ATTEMPT, ((0, 1),)), Widen(), Lossy(), Lane(ATTEMPT, NAME)],
     ids=lambda message: type(message).__name__,
 )
 async def test_message_before_hello_costs_its_sender_the_link(head, hostile, message):

@@ -4,6 +4,7 @@ import pytest
 from simulation.worlds import check, liars, make, run, small_map, thin_map, with_host, with_hosts
 from simulator import places
 from simulator.places import Lie, Patch
+from simulator.report import measure
 from simulator.tcp import Tcp
 from simulator.trust import remembered_signatures
 
@@ -38,6 +39,18 @@ def test_hosts_behind_nat_receive_and_give(seed):
     for number in (2, 3, 5, 6, 7, 9):
         map_ = with_host(map_, number, nat=True)
     world = run(map_, seed)
+    check(world)
+    assert measure(world, 0.0, 0.0).copies_in.max <= 1.05, "two borders that cannot see each other bring in the same"
+
+
+def test_what_a_border_behind_nat_leaves_when_it_dies_gets_there_all_the_same():
+    map_ = small_map(3, 6, 6)
+    for number in (2, 3, 4, 6, 7, 8, 9):
+        map_ = with_host(map_, number, nat=True)
+    with remembered_signatures():
+        world = make(map_, 3, Patch(20_000_000, 60))
+        world.at(0.8, lambda: world.kill(world.nodes[7], said=False))
+        world.run()
     check(world)
 
 

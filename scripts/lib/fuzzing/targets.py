@@ -27,6 +27,7 @@ from patchswarm.protocol.messages import (
     BlockPiece,
     Hello,
     Lane,
+    Lossy,
     ObjectKind,
     Piece,
     Renew,
@@ -57,7 +58,7 @@ SIGNED: Final = {
     "signed-transition": (ObjectKind.TRANSITION, manifest.Transition, PUBLISHER),
     "signed-mirror": (ObjectKind.MIRROR, manifest.MirrorRecord, PUBLISHER),
 }
-OUTSIDE: Final = (Lane, Widen, Renew, Renewed, Piece, BlockPiece)
+OUTSIDE: Final = (Lane, Widen, Lossy, Renew, Renewed, Piece, BlockPiece)
 """Messages that the daemon takes before they reach the core."""
 
 FRESH_EVERY: Final = 300

@@ -23,7 +23,7 @@ def seen(congestion, *looks, least_s=LEAST_S):
 
 @pytest.fixture
 def congestion():
-    return Uplink().path_to("far")
+    return Uplink(lambda _: None).path_to("far")
 
 
 def test_loss_in_a_long_queue_is_congestion_however_often_it_happens(congestion):
@@ -47,12 +47,24 @@ def test_now_and_then_a_repeat_is_late_and_finds_the_queue_gone(congestion):
 
 
 def test_what_is_known_stays_known_and_holds_for_all_paths_from_here():
-    uplink = Uplink()
+    uplink = Uplink(lambda _: None)
     assert uplink.path_to("near") is uplink.path_to("near")
     assert uplink.path_to("near") is not uplink.path_to("far")
     assert uplink.path_to("") is not uplink.path_to("")
     assert seen(uplink.path_to("far"), *((0.0, number) for number in range(LEAST_STRAY + 1)))
     assert seen(uplink.path_to("near"), *((0.05, number) for number in range(9)))
+
+
+def test_what_is_seen_here_is_said_once_and_what_was_heard_of_is_not_said_again():
+    said = []
+    uplink = Uplink(said.append)
+    for _ in range(2):
+        assert seen(uplink.path_to("far"), *((0.0, number) for number in range(LEAST_STRAY + 1)))
+    assert said == ["far"]
+    heard = Uplink(said.append)
+    heard.is_lossy = True
+    assert seen(heard.path_to("far"), *((0.0, number) for number in range(LEAST_STRAY + 1)))
+    assert said == ["far"]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), max_size=30))
@@ -61,7 +73,7 @@ def test_a_path_within_one_place_is_never_lossy(looks):
     for queue_s, more in looks:
         total += more
         said.append((queue_s, total))
-    assert not seen(Uplink().path_to("near"), *said, least_s=0.001)
+    assert not seen(Uplink(lambda _: None).path_to("near"), *said, least_s=0.001)
 
 
 def control_of(connection):

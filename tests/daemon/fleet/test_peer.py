@@ -16,6 +16,7 @@ from patchswarm.protocol.ids import digest
 from patchswarm.protocol.messages import (
     PIECE_BYTES,
     Lane,
+    Lossy,
     Piece,
     Ping,
     Pong,
@@ -37,6 +38,7 @@ class Owner:
         self.messages = asyncio.Queue()
         self.came = asyncio.Queue()
         self.left = []
+        self.lossy = []
         self.sent_bytes = 0
         self.offers = asyncio.Queue()
         self.flights = {}
@@ -50,6 +52,9 @@ class Owner:
 
     def lane_offered(self, peer, offer):
         self.messages.put_nowait(offer)
+
+    def path_is_lossy(self, peer):
+        self.lossy.append(peer)
 
     def offer_lane(self, peer):
         self.offers.put_nowait(peer)
@@ -387,6 +392,7 @@ async def test_the_side_that_dialled_asks_for_lanes_where_the_other_offers_them(
 
 async def test_lane_messages_are_the_fleets_business(wire):
     offer = Lane(bytes(16), bytes(32))
-    wire.say(offer, Widen())
+    wire.say(offer, Lossy(), Widen())
     assert await wire.owner.messages.get() == offer
     assert await wire.owner.offers.get() is wire.peer
+    assert wire.owner.lossy == [wire.peer]
