@@ -83,6 +83,13 @@ class Dialer:
         attempt.failures = 0
         attempt.node = node
 
+    def reachable(self, addresses: Iterable[str], now_s: float) -> None:
+        """One of the same site was reached: those that failed are tried again now, for a path may have healed."""
+        for address in addresses:
+            attempt = self._tries.get(address)
+            if attempt is not None and attempt.failures and not attempt.dialling:
+                attempt.next_s = min(attempt.next_s, now_s)
+
     def _node_at(self, address: str) -> bytes:
         attempt = self._tries.get(address)
         return attempt.node if attempt else b""

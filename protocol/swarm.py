@@ -226,6 +226,7 @@ class Swarm:
         link.record = record
         if link.number in self._dialled:
             self._dialer.worked(self._dialled[link.number], link.node)
+        self._dialer.reachable(self._addresses_at(record.site), now_s)
         rival = self._rival(link)
         if rival is not None:
             loser = rival if self._wins(link, rival) else link
@@ -237,6 +238,9 @@ class Swarm:
         self._spread.greet(link)
         self.fetch.stock.greet(link)
         self.fetch.request(now_s)
+
+    def _addresses_at(self, site: str) -> Iterable[str]:
+        return (address for node in self.gossip.nodes.values() if node.site == site for address in node.addresses)
 
     def _rival(self, link: Link) -> Link | None:
         others = (other for other in self.links.values() if other is not link and other.record is not None)

@@ -19,7 +19,7 @@ from .shun import Shunned
 
 _log: Final = structlog.get_logger(__name__)
 
-DIAL_TIMEOUT_S: Final = 10.0
+DIAL_TIMEOUT_S: Final = 4.0
 MAX_JOINERS: Final = 32
 """Strangers in the join exchange at a time; each has EXCHANGE_TIMEOUT_S for it."""
 

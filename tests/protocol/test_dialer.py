@@ -45,6 +45,25 @@ def test_seeds_are_dialled_at_once_and_only_once_at_a_time():
     assert scene.due(60) == []
 
 
+def test_what_failed_is_tried_at_once_when_a_neighbour_was_reached():
+    scene = Scene("one:1", "two:1")
+    scene.due()
+    for address in ("one:1", "two:1"):
+        for _ in range(8):
+            scene.dialer.failed(address, scene.now_s)
+    scene.dialer.reachable(["two:1", "nobody:1"], scene.now_s)
+    assert scene.due() == ["two:1"]
+    scene.dialer.reachable(["two:1"], scene.now_s)
+    assert scene.due() == [], "it is being dialled"
+
+
+def test_who_is_left_the_first_dial_keeps_it_whoever_was_reached():
+    scene = Scene(nodes={ME: record("me:1"), LOW: record("low:1")})
+    assert scene.due() == []
+    scene.dialer.reachable(["low:1"], scene.now_s)
+    assert scene.due(HEAD_START_S / 2) == []
+
+
 def test_a_failed_dial_is_tried_again_later_each_time():
     scene = Scene("seed:1")
     waits = []

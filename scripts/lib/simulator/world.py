@@ -19,7 +19,7 @@ from .release import STREAM, Cluster, Object, Release
 from .tcp import Tcp
 from .wire import Wire
 
-DIAL_TIMEOUT_S: Final = 10.0
+DIAL_TIMEOUT_S: Final = 4.0
 REFUSED_S: Final = 0.1
 STARTED_S: Final = 1.0
 """All daemons come up within this time; until then their hosts refuse connections."""
