@@ -436,8 +436,9 @@ class Plan:
             return []
         free &= ~self._claimed(now_s)
         border, most = max(self._columns_seen(dealing, free), key=lambda each: each[1].bit_count(), default=(b"", 0))
-        # The last few are on their way, unless that border has stopped; of one that never began `step_in` takes them.
-        stopped = border in self.progress_s and self._silent_s(border, now_s) >= 2 * wait_s
+        # The last few are on their way, unless that border has stopped. Where nothing has come to this one either, that
+        # is no sign: chunks may be large, and connections cold.
+        stopped = bool(border in self.progress_s or self.most_took_s) and self._silent_s(border, now_s) >= 2 * wait_s
         spared = 0 if stopped else LEFT_TO_OWNER
         taken = []
         for _ in range(max(1, most.bit_count() // RELIEF_SHARE)):
