@@ -8,10 +8,12 @@ its queues are empty cubic collapses, and BBR holds its rate: there the lanes ch
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 CAREFUL: Final = b"cubic"
@@ -25,6 +27,12 @@ LEAST_STRAY: Final = 2
 
 STRAY_SHARE: Final = 4
 """And at least every so manieth loss must have been in one."""
+
+WITNESSES: Final = 2
+"""Nodes on whose lanes it must have been seen before others are told, where so many are sent to: one may be lying."""
+
+LOSSY_S: Final = 600.0
+"""How long a lossy path is taken to be one."""
 
 NEAR_S: Final = 0.005
 """On a shorter round trip either control will do."""
@@ -48,51 +56,83 @@ class Uplink:
     """What all lanes of this host share.
 
     When one path is known to lose packets, the lanes to all other places change with those of that one: cubic starves
-    beside BBR, and they meet on this host's own link. `found(site)` is called when it is seen here, on the path to a
-    site: hosts beside this one, and those there, meet on the same links.
+    beside BBR, and they meet on this host's own link. After LOSSY_S it has to be seen again. `found(site)` is called
+    when it is seen here, on the path to a site: hosts beside this one, and those there, meet on the same links.
     """
 
-    def __init__(self, found: Callable[[str], None]) -> None:
-        self.is_lossy = False
-        """Whether some path from here loses packets that no queue explains, as far as was seen or heard."""
+    def __init__(self, found: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._found = found
-        self._paths: dict[str, Congestion] = {}
+        self._clock = clock
+        self._lossy_until_s = -math.inf
+        self._paths: dict[str, Path] = {}
 
-    def path_to(self, site: str) -> Congestion:
-        """What is known of the path to a site; to a peer whose site has no name, nothing yet."""
-        return self._paths.setdefault(site, Congestion(self, site)) if site else Congestion(self, site)
+    @property
+    def is_lossy(self) -> bool:
+        """Whether some path from here loses packets that no queue explains, as far as was seen or heard of late."""
+        return self._clock() < self._lossy_until_s
 
-    def loses(self, site: str) -> None:
-        """Note that the path to a site was seen to lose packets."""
-        if not self.is_lossy:
-            self.is_lossy = True
-            self._found(site)
+    def path_to(self, site: str, node: bytes) -> Congestion:
+        """What is known of the path to a node at a site; where the site has no name, nothing yet."""
+        return Congestion(self, self._paths.setdefault(site, Path(site)) if site else Path(site), node)
+
+    def bear_loss(self) -> None:
+        """Note that a path from here loses packets, seen or heard."""
+        self._lossy_until_s = self._clock() + LOSSY_S
+
+    def tell(self, path: Path) -> None:
+        """Say that a path loses packets; once while that counts."""
+        if self._clock() >= path.told_until_s:
+            path.told_until_s = self._clock() + LOSSY_S
+            self._found(path.site)
+
+
+@dataclass(slots=True)
+class Path:
+    """What the lanes to one site have shown."""
+
+    site: str
+    losses: int = 0
+    stray: int = 0  # of these, in a short queue
+    nodes: set[bytes] = field(default_factory=set)  # that anything was sent to
+    witnesses: set[bytes] = field(default_factory=set)  # whose lanes lost packets in a short queue
+    told_until_s: float = -math.inf  # until then everyone there knows
 
 
 class Congestion:
-    """What the lanes to one site have shown of the path."""
+    """The congestion control of the lanes to one node."""
 
-    def __init__(self, uplink: Uplink, site: str) -> None:
+    def __init__(self, uplink: Uplink, path: Path, node: bytes) -> None:
         self.uplink = uplink
-        self._site = site
-        self._losses = 0
-        self._stray = 0  # of these, in a short queue
+        self._path = path
+        self._node = node
 
-    def choose(self, connection: socket.socket) -> None:
-        """Set the control of a connection; where the kernel has not got it, it keeps its own."""
-        control = STUBBORN if self.uplink.is_lossy else CAREFUL
+    def choose(self, connection: socket.socket) -> bool:
+        """Set the control of a connection; where the kernel has not got it, it keeps its own. Whether it bears loss."""
+        lossy = self.uplink.is_lossy
         with contextlib.suppress(OSError, AttributeError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, STUBBORN if lossy else CAREFUL)
+        return lossy
 
     def look(self, before: Reading, now: Reading) -> None:
         """Take two readings of one connection, a fraction of a second apart."""
+        path = self._path
+        if len(path.nodes) < WITNESSES:
+            path.nodes.add(self._node)
         if now.resent == before.resent or now.least_rtt_s < NEAR_S:
             return
-        self._losses += 1
+        path.losses += 1
         queue_s = max(before.rtt_s, now.rtt_s) - now.least_rtt_s
-        self._stray += queue_s < SHORT_SHARE * now.least_rtt_s
-        if self._stray >= max(LEAST_STRAY, self._losses / STRAY_SHARE):
-            self.uplink.loses(self._site)
+        if queue_s < SHORT_SHARE * now.least_rtt_s:
+            if not path.stray and not self.uplink.is_lossy:
+                path.witnesses.clear()  # what was seen then is over
+            path.stray += 1
+            path.witnesses.add(self._node)
+        if path.stray < max(LEAST_STRAY, path.losses / STRAY_SHARE):
+            return
+        if len(path.witnesses) >= min(WITNESSES, len(path.nodes)):
+            self.uplink.tell(path)
+        self.uplink.bear_loss()
+        path.losses = path.stray = 0
 
 
 def read(connection: socket.socket) -> Reading | None:

@@ -412,7 +412,8 @@ class Fleet:
         greeted = self._greeted(peer)
         self.swarm.receive(peer.number, message, self._now())
         if not greeted and self._greeted(peer):
-            peer.congestion = self.uplink.path_to(self.swarm.links[peer.number].site)
+            link = self.swarm.links[peer.number]
+            peer.congestion = self.uplink.path_to(link.site, link.node)
             self._desk.offer(peer)
         self._carry_out()
 
@@ -429,7 +430,7 @@ class Fleet:
         """Take a peer's word that packets get lost between its site and another. Raises ProtocolError before hello."""
         if not self._greeted(peer):
             raise ProtocolError("loss was spoken of before hello")
-        self.uplink.is_lossy = True
+        self.uplink.bear_loss()
 
     def _tell_lossy(self, site: str) -> None:
         """Say at both ends of the path to a site that it loses packets."""

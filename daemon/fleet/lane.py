@@ -50,7 +50,7 @@ class Lane(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reading: Reading | None = None
         self._sent_at_s = 0.0
-        self._knows_loss = False
+        self._bears_loss = False
         self._writable = asyncio.Event()
         self.came_bytes = 0
         """Bytes that have come so far, headers and parts of chunks included."""
@@ -142,9 +142,8 @@ class Lane(asyncio.BufferedProtocol):
         before, self._reading = self._reading, read(connection)
         if before is not None and self._reading is not None:
             self._congestion.look(before, self._reading)
-        if self._congestion.uplink.is_lossy and not self._knows_loss:
-            self._knows_loss = True
-            self._congestion.choose(connection)
+        if self._congestion.uplink.is_lossy != self._bears_loss:
+            self._bears_loss = self._congestion.choose(connection)
         return True
 
     async def finish(self) -> None:

@@ -102,7 +102,7 @@ class Peer:
         self.number = -1
         self.address = address
         self.lanes: list[Lane] = []
-        self.congestion = Uplink(lambda _: None).path_to("")
+        self.congestion = Uplink(lambda _: None).path_to("", b"")
         """What is known of the path, together with the other peers of the site."""
         self.upload = Meter()
         self.broke_rule = False

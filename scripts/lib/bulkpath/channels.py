@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from patchswarm.daemon.fleet.congestion import Uplink
 from patchswarm.daemon.fleet.lane import Lane
 from patchswarm.protocol.framing import FrameDecoder, encode_frame
 from patchswarm.protocol.lane import LaneCodec
@@ -80,11 +81,22 @@ class _Stream:
         await self._writer.wait_closed()
 
 
+def _lane(
+    expected: Callable[[bytes], int | None],
+    received: Callable[[Lane, bytes, bytearray], None],
+    closed: Callable[[Lane], None],
+    *,
+    dialler: bool,
+) -> Lane:
+    congestion = Uplink(lambda _: None).path_to("", b"")
+    return Lane(LaneCodec(_KEY, dialler=dialler), congestion, expected, received, closed)
+
+
 async def connect(kind: str, port: int, context: ssl.SSLContext) -> Sender:
     """The sending end of a channel of this kind: "plain", "tls" (both plain copies), "lane" or "pieces" (over TLS)."""
     if kind == "lane":
         transport, lane = await asyncio.get_running_loop().create_connection(
-            lambda: Lane(LaneCodec(_KEY, dialler=True), lambda _: None, lambda *_: None, lambda _: None), HOST, port
+            lambda: _lane(lambda _: None, lambda *_: None, lambda _: None, dialler=True), HOST, port
         )
         return _Lane(lane, transport)
     secure = context if kind in ("tls", "pieces") else None
@@ -123,7 +135,7 @@ async def listening(
     loop = asyncio.get_running_loop()
     if kind == "lane":
         server = await loop.create_server(
-            lambda: Lane(LaneCodec(_KEY, dialler=False), lambda _: size, received, lambda _: ended.set()), HOST, 0
+            lambda: _lane(lambda _: size, received, lambda _: ended.set(), dialler=False), HOST, 0
         )
     elif kind == "pieces":
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchswarm.daemon.fleet.congestion import LEAST_STRAY, Reading, Uplink, read
+from patchswarm.daemon.fleet.congestion import LEAST_STRAY, LOSSY_S, Reading, Uplink, read
 
 LEAST_S = 0.1
 
@@ -21,9 +21,30 @@ def seen(congestion, *looks, least_s=LEAST_S):
     return congestion.uplink.is_lossy
 
 
+class Here:
+    """This host's uplink, the clock it reads, and the sites that it has spoken of."""
+
+    def __init__(self):
+        self.now_s, self.said = 0.0, []
+        self.uplink = Uplink(self.said.append, lambda: self.now_s)
+
+    def to(self, site, node=b"one"):
+        return self.uplink.path_to(site, node)
+
+
 @pytest.fixture
-def congestion():
-    return Uplink(lambda _: None).path_to("far")
+def here():
+    return Here()
+
+
+@pytest.fixture
+def congestion(here):
+    return here.to("far")
+
+
+def loses(congestion):
+    """A path shows that it loses packets."""
+    return seen(congestion, *((0.0, number) for number in range(LEAST_STRAY + 1)))
 
 
 def test_loss_in_a_long_queue_is_congestion_however_often_it_happens(congestion):
@@ -46,25 +67,42 @@ def test_now_and_then_a_repeat_is_late_and_finds_the_queue_gone(congestion):
         assert not seen(congestion, (0.001, number), (0.001, number + (number % 2)))
 
 
-def test_what_is_known_stays_known_and_holds_for_all_paths_from_here():
-    uplink = Uplink(lambda _: None)
-    assert uplink.path_to("near") is uplink.path_to("near")
-    assert uplink.path_to("near") is not uplink.path_to("far")
-    assert uplink.path_to("") is not uplink.path_to("")
-    assert seen(uplink.path_to("far"), *((0.0, number) for number in range(LEAST_STRAY + 1)))
-    assert seen(uplink.path_to("near"), *((0.05, number) for number in range(9)))
+def test_what_is_known_of_one_path_holds_for_all_from_here_until_it_is_old(here):
+    assert loses(here.to("far"))
+    assert here.to("near").uplink.is_lossy
+    here.now_s = LOSSY_S - 1
+    assert loses(here.to("far"))
+    here.now_s = 2 * LOSSY_S - 2
+    assert here.uplink.is_lossy, "it was seen again"
+    here.now_s = 2 * LOSSY_S - 1
+    assert not here.uplink.is_lossy
 
 
-def test_what_is_seen_here_is_said_once_and_what_was_heard_of_is_not_said_again():
-    said = []
-    uplink = Uplink(said.append)
+def test_lanes_to_one_site_are_counted_together_and_others_apart(here):
+    assert not seen(here.to("far"), (0.0, 0), (0.0, 1))
+    assert not seen(here.to("near"), (0.0, 0), (0.0, 1))
+    assert not seen(here.to(""), (0.0, 0), (0.0, 1))
+    assert not seen(here.to(""), (0.0, 0), (0.0, 1))
+    assert seen(here.to("far", b"other"), (0.0, 0), (0.0, 1))
+
+
+def test_others_are_told_when_it_was_seen_on_the_way_to_two_and_once(here):
+    assert not seen(here.to("far", b"two"), (0.0, 0), (0.0, 0))
+    assert loses(here.to("far", b"one"))
+    assert here.said == [], "one alone may be at fault"
     for _ in range(2):
-        assert seen(uplink.path_to("far"), *((0.0, number) for number in range(LEAST_STRAY + 1)))
-    assert said == ["far"]
-    heard = Uplink(said.append)
-    heard.is_lossy = True
-    assert seen(heard.path_to("far"), *((0.0, number) for number in range(LEAST_STRAY + 1)))
-    assert said == ["far"]
+        assert loses(here.to("far", b"two"))
+    assert here.said == ["far"]
+    here.now_s = LOSSY_S
+    assert loses(here.to("far", b"two"))
+    assert here.said == ["far"], "what was seen of the first one then is over"
+    assert loses(here.to("far", b"one"))
+    assert here.said == ["far", "far"]
+
+
+def test_where_there_is_only_one_its_word_is_enough(here):
+    assert loses(here.to("far"))
+    assert here.said == ["far"]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), max_size=30))
@@ -73,7 +111,7 @@ def test_a_path_within_one_place_is_never_lossy(looks):
     for queue_s, more in looks:
         total += more
         said.append((queue_s, total))
-    assert not seen(Uplink(lambda _: None).path_to("near"), *said, least_s=0.001)
+    assert not seen(Here().to("near"), *said, least_s=0.001)
 
 
 def control_of(connection):
@@ -84,7 +122,7 @@ def test_a_connection_begins_with_cubic_and_changes_to_bbr_where_the_kernel_lets
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
         congestion.choose(connection)
         assert control_of(connection) == "cubic"
-        congestion.uplink.is_lossy = True
+        congestion.uplink.bear_loss()
         congestion.choose(connection)
         available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
         assert control_of(connection) == ("bbr" if "bbr" in available else "cubic")

@@ -221,10 +221,10 @@ async def test_the_memory_of_chunks_in_flight_is_bounded_and_lanes_wait(head, me
 async def test_on_a_path_that_loses_packets_a_lane_changes_its_congestion_control(head, member, root):
     (peer,) = head.fleet.peers.values()
     changed = []
-    peer.congestion.choose = changed.append
+    peer.congestion.choose = lambda connection: changed.append(connection) or True
     await travels(head, member, root)
     assert changed == []
-    peer.congestion.uplink.is_lossy = True
+    peer.congestion.uplink.bear_loss()
     await travels(head, member, root, steps=1)
     await until(lambda: changed)
     assert len(changed) == len(peer.lanes), "once each"

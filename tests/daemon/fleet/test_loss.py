@@ -3,6 +3,8 @@
 import pytest
 from daemon.single import head_of, member_of, short_path, until
 
+from patchswarm.daemon.fleet.congestion import Path
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -21,6 +23,7 @@ async def test_loss_that_one_host_sees_is_known_at_both_ends_of_the_path_and_now
             member_of(head, root, "elsewhere", site="elsewhere") as elsewhere,
         ):
             await until(lambda: len(list(head.fleet.swarm.connected())) == 3)
-            head.fleet.uplink.loses("there")
+            head.fleet.uplink.tell(Path("there"))
+            assert not head.fleet.uplink.is_lossy
             await until(lambda: there.fleet.uplink.is_lossy and beside.fleet.uplink.is_lossy)
             assert not elsewhere.fleet.uplink.is_lossy
