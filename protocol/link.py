@@ -12,6 +12,9 @@ from .manifest import NodeRecord
 from .series import ChunkSet
 
 MIN_DEADLINE_S: Final = 2.0
+DEADLINE_GAIN: Final = 4.0
+"""A chunk is late when it takes so many times as long as the peer's rate lets expect."""
+
 MIN_WINDOW_BYTES: Final = 256 * 1024
 MIN_FLIGHTS: Final = 2
 """Chunks asked of a peer at least, so that the next one leaves while the last is on its way."""
@@ -134,6 +137,14 @@ class Link:
         """The peer's site, empty before its hello."""
         return self.record.site if self.record else ""
 
+    @property
+    def _rtt_s(self) -> float:
+        return self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
+
+    @property
+    def _least_rtt_s(self) -> float:
+        return self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
+
     def measured_rtt(self, rtt_s: float) -> None:
         """Smooth a round-trip time as RFC 6298 does, and keep the least one: our own queues hide in the others."""
         if self.srtt_s is None or self.min_rtt_s is None:
@@ -148,8 +159,7 @@ class Link:
 
         Twice, so that it doubles each round trip until the rate stops growing, as slow start does.
         """
-        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
-        return max(MIN_WINDOW_BYTES, int(2 * self.goodput * max(rtt, LEAST_RTT_S)))
+        return max(MIN_WINDOW_BYTES, int(2 * self.goodput * max(self._least_rtt_s, LEAST_RTT_S)))
 
     def has_room(self) -> bool:
         """Whether one more chunk may be asked for: what is still to come fills no window.
@@ -173,20 +183,17 @@ class Link:
         """How long a chunk of so many bytes would take if it were asked for now, behind what is under way."""
         if not self.goodput and self.rate is None:
             return self.slow_start_s(self.left_bytes() + size)
-        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
-        return rtt + (self.left_bytes() + size) / self._rate_now()
+        return self._least_rtt_s + (self.left_bytes() + size) / self._rate_now()
 
     def _rate_now(self) -> float:
         """Bytes per second to be expected: as of late, or the best known; of a link that is new, that of slow start."""
         if self.rate is not None:
             return max(self.rate, LEAST_RATE)
-        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
-        return max(self.goodput, MIN_WINDOW_BYTES / (2 * rtt))
+        return max(self.goodput, MIN_WINDOW_BYTES / (2 * self._least_rtt_s))
 
     def slow_start_s(self, size: int) -> float:
         """How long so many bytes take over a connection that has carried nothing yet: it doubles each round trip."""
-        rtt = self.min_rtt_s if self.min_rtt_s is not None else FIRST_RTT_S
-        return rtt * (1 + math.log2(1 + size / FIRST_WINDOW_BYTES))
+        return self._least_rtt_s * (1 + math.log2(1 + size / FIRST_WINDOW_BYTES))
 
     def queue(self) -> Iterator[tuple[Flight, float]]:
         """Chunks under way in the order in which they were asked for, with the seconds until all of each is here."""
@@ -224,7 +231,7 @@ class Link:
         """Note that the peer has by now what was asked of it in advance: it is on its way, as if just asked for."""
         flight = self.awaited.pop(number)
         self.awaited_bytes -= flight.size
-        flight.sent_at_s = max(flight.sent_at_s, now_s - (self.min_rtt_s or FIRST_RTT_S))
+        flight.sent_at_s = max(flight.sent_at_s, now_s - self._least_rtt_s)
         flight.delivered_before = self.received_bytes
         self._take_off(number, flight, now_s)
 
@@ -240,8 +247,24 @@ class Link:
         self.inflight_bytes += flight.size
         self._coming_bytes += flight.size if flight.is_coming else 0
         expected_s = self.expected_s(self.inflight_bytes)
-        flight.deadline_s = now_s + min(max(MIN_DEADLINE_S, 4 * expected_s), MAX_DEADLINE_S)
+        flight.deadline_s = now_s + min(max(MIN_DEADLINE_S, DEADLINE_GAIN * expected_s), MAX_DEADLINE_S)
         self.flights[number] = flight
+
+    def prolong(self, flight: Flight, now_s: float) -> bool:
+        """Move a deadline that has passed by what comes now: the best rate known may be that of an idle path.
+
+        Returns whether there is a later one: not when nothing comes, nor beyond MAX_DEADLINE_S.
+        """
+        rate, left = max(self.rate or 0.0, self.pace or 0.0), -self._partial_bytes()
+        if not rate:
+            return False
+        for other in self.flights.values():
+            left += other.size if other.is_coming else 0
+            if other is flight:
+                break
+        expected_s = self._rtt_s + max(left, 0) / rate
+        flight.deadline_s = min(now_s + DEADLINE_GAIN * expected_s, flight.sent_at_s + MAX_DEADLINE_S)
+        return flight.deadline_s > now_s
 
     def flight(self, number: int) -> Flight | None:
         """The request of this number that has not been answered."""
@@ -249,8 +272,7 @@ class Link:
 
     def expected_s(self, size: int) -> float:
         """Seconds in which `size` bytes asked for now should come."""
-        rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
-        return rtt + 4 * self.rttvar_s + size / (self.goodput or 1e6)
+        return self._rtt_s + 4 * self.rttvar_s + size / (self.goodput or 1e6)
 
     def progressed(self, total_bytes: int, now_s: float) -> None:
         """Note how many bytes of chunks have come over this link by now, parts of chunks included."""
@@ -283,21 +305,19 @@ class Link:
         """
         if flight.whole:
             return False
-        rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
-        return now_s - max(self.moved_at_s, flight.sent_at_s) > min(STALL_S + 4 * rtt, MAX_STALL_S)
+        return now_s - max(self.moved_at_s, flight.sent_at_s) > min(STALL_S + 4 * self._rtt_s, MAX_STALL_S)
 
     def measure_pace(self, now_s: float) -> None:
         """Measure how fast bytes have come of late, when they were asked for all the time."""
-        rtt = self.srtt_s if self.srtt_s is not None else FIRST_RTT_S
         passed_s = now_s - self._paced_at_s
-        if self.flights and passed_s >= min(PACE_S + 10 * rtt, MAX_PACE_S):
+        if self.flights and passed_s >= min(PACE_S + 10 * self._rtt_s, MAX_PACE_S):
             self.pace = (self.moved_bytes - self._paced_bytes) / passed_s
             self._paced_at_s, self._paced_bytes = now_s, self.moved_bytes
 
     def _pace_anew(self, now_s: float) -> None:
         self.pace = self.rate = None
         self._paced_at_s, self._paced_bytes = now_s, self.moved_bytes
-        self._rated_at_s, self._rated_bytes = now_s + (self.srtt_s or FIRST_RTT_S), self.moved_bytes
+        self._rated_at_s, self._rated_bytes = now_s + self._rtt_s, self.moved_bytes
 
     def mark_late(self, flight: Flight, now_s: float) -> None:
         """Note that a request takes too long. The request stands, the offer does not."""

@@ -49,7 +49,8 @@ class Watch:
         for link in self._links.values():
             for flight in link.flights.values():
                 if flight.is_counted_on and flight.deadline_s <= now_s:
-                    self._give_up(link, flight, now_s)
+                    if not link.prolong(flight, now_s):
+                        self._give_up(link, flight, now_s)
                 elif flight.deadline_s + SILENCE_S <= now_s:
                     self._emit(Hangup(link.number, f"no answer for chunk {short(flight.name)}"))
                     break

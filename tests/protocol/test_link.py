@@ -199,6 +199,22 @@ def test_deadlines_grow_with_what_is_asked_and_have_an_end(link):
     assert deadlines[-1] == MAX_DEADLINE_S
 
 
+def test_a_deadline_moves_on_with_what_comes_and_not_without(link):
+    link.measured_rtt(0.1)
+    link.goodput = 20e6
+    numbers = ask(link, 2, size=2_000_000)
+    first, second = (link.flights[number] for number in numbers)
+    assert second.deadline_s == MIN_DEADLINE_S
+    assert not link.prolong(first, MIN_DEADLINE_S), "nothing has come"
+    for tenth in range(1, 21):
+        link.progressed(tenth * 100_000, tenth / 10)
+    assert link.prolong(second, MIN_DEADLINE_S)
+    assert MIN_DEADLINE_S + 3 * 2.0 < second.deadline_s < MIN_DEADLINE_S + 5 * 2.0, (
+        "as long as the rest takes at 1 MB/s"
+    )
+    assert not link.prolong(second, MAX_DEADLINE_S), "not for ever"
+
+
 def test_a_trickle_cannot_make_a_deadline_of_days(link):
     link.goodput = 1.0
     (number,) = ask(link, 1)
