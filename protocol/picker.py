@@ -157,7 +157,7 @@ class Plan:
             return
         if node in dealing.borders:
             self._progressed(node, now_s)
-        if site == dealing.site:
+        if self.unseen and site == dealing.site:
             for border, column in zip(dealing.borders, self.columns, strict=False):
                 if border in self.unseen and new & column:
                     self._progressed(border, now_s)  # who else would have brought it
