@@ -197,11 +197,15 @@ class Link:
 
     def queue(self) -> Iterator[tuple[Flight, float]]:
         """Chunks under way in the order in which they were asked for, with the seconds until all of each is here."""
-        size, rate = -self._partial_bytes(), self._rate_now()
+        rate = self._rate_now()
+        return ((flight, left / rate) for flight, left in self._line() if flight.is_coming)
+
+    def _line(self) -> Iterator[tuple[Flight, int]]:
+        """All requests in the order in which they were made, with the bytes until all of each is here."""
+        left = -self._partial_bytes()
         for flight in self.flights.values():
-            if flight.is_coming:
-                size += flight.size
-                yield flight, size / rate
+            left += flight.size if flight.is_coming else 0
+            yield flight, left
 
     def move(self, flight: Flight) -> int:
         """Note that a chunk is asked for elsewhere, where it comes sooner. Returns the request's number, to cancel."""
@@ -255,13 +259,10 @@ class Link:
 
         Returns whether there is a later one: not when nothing comes, nor beyond MAX_DEADLINE_S.
         """
-        rate, left = max(self.rate or 0.0, self.pace or 0.0), -self._partial_bytes()
+        rate = max(self.rate or 0.0, self.pace or 0.0)
         if not rate:
             return False
-        for other in self.flights.values():
-            left += other.size if other.is_coming else 0
-            if other is flight:
-                break
+        left = next(left for other, left in self._line() if other is flight)
         expected_s = self._rtt_s + max(left, 0) / rate
         flight.deadline_s = min(now_s + DEADLINE_GAIN * expected_s, flight.sent_at_s + MAX_DEADLINE_S)
         return flight.deadline_s > now_s

@@ -158,8 +158,8 @@ class Plan:
         if node in dealing.borders:
             self._progressed(node, now_s)
         if self.unseen and site == dealing.site:
-            for border, column in zip(dealing.borders, self.columns, strict=False):
-                if border in self.unseen and new & column:
+            for border, share in self._shares(dealing, new):
+                if share and border in self.unseen:
                     self._progressed(border, now_s)  # who else would have brought it
         if dealing.owns_any(site):
             self._progressed(site, now_s)
@@ -435,7 +435,8 @@ class Plan:
         if idle_s < wait_s:
             return []
         free &= ~self._claimed(now_s)
-        border, most = max(self._columns_seen(dealing, free), key=lambda each: each[1].bit_count(), default=(b"", 0))
+        seen = (share for share in self._shares(dealing, free) if share[0] not in self.unseen)  # they hear of a claim
+        border, most = max(seen, key=lambda share: share[1].bit_count(), default=(b"", 0))
         # The last few are on their way, unless that border has stopped. Where nothing has come to this one either, that
         # is no sign: chunks may be large, and connections cold.
         stopped = bool(border in self.progress_s or self.most_took_s) and self._silent_s(border, now_s) >= 2 * wait_s
@@ -450,11 +451,9 @@ class Plan:
         self._take_over(bits_of(taken))
         return taken
 
-    def _columns_seen(self, dealing: Dealing, free: int) -> Iterator[tuple[bytes, int]]:
-        """(border, what of `free` it is to bring in) for each that hears this node's claims."""
-        for border, column in zip(dealing.borders, self.columns, strict=False):
-            if border not in self.unseen:
-                yield border, free & column
+    def _shares(self, dealing: Dealing, ordinals: int) -> Iterator[tuple[bytes, int]]:
+        """(border of this site, what of `ordinals` is dealt to it) for each."""
+        return ((border, ordinals & column) for border, column in zip(dealing.borders, self.columns, strict=False))
 
 
 def _late_one(of: int, chance: Chance, spared: int) -> int | None:

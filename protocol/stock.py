@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from .early import EarlyPages
 from .effects import Dropped, Effect, IndexHere, Send
 from .errors import MessageError, ProtocolError
 from .gossip import Gossip
@@ -18,9 +19,6 @@ from .signed import peek, verify
 
 HAVE_DELAY_S: Final = 0.02
 _RANGES_PER_HAVE: Final = 4096
-
-EARLY_BYTES: Final = 256 * 1024
-"""Pages kept of one peer that came before the opening they belong to, which is pulled while they are pushed."""
 
 
 class Stock:
@@ -37,7 +35,7 @@ class Stock:
         self._places: dict[bytes, list[tuple[Series, int]]] = {}  # chunk name -> where it belongs
         self._unsaid: dict[bytes, ChunkSet] = {}  # HAVEs waiting to be said together, by attempt
         self._have_due_s: float | None = None
-        self._early: dict[int, list[tuple[bytes, bytes]]] = {}  # link -> (attempt, signed page), oldest first
+        self._early = EarlyPages()
 
     def describe(self, of: Opening | Transition, now_s: float) -> None:
         """Take an opening or a transition record."""
@@ -47,7 +45,9 @@ class Stock:
             self.series[of.attempt] = series
         series.describe(of)
         self._enter(series, now_s)
-        self._take_early(series, now_s)
+        for signed, origin in self._early.take(series.attempt):
+            with contextlib.suppress(ProtocolError):  # of who has sent the opening nothing else is wrong
+                self.add_page(signed, origin, now_s)
         if isinstance(of, Transition):
             self._check_lists(series)
 
@@ -56,7 +56,7 @@ class Stock:
         page = peek(signed, IndexPage)
         series = self.series.get(page.attempt)
         if series is None:
-            self._keep_early(page.attempt, signed, origin)
+            self._early.keep(page.attempt, signed, origin)
             return None
         if page.first in series.pages or series.transition is not None:
             return None
@@ -72,28 +72,9 @@ class Stock:
         self._enter(series, now_s)
         return series
 
-    def _keep_early(self, attempt: bytes, signed: bytes, origin: int) -> None:
-        """Keep a page until its opening is here, which alone says who has to have signed it."""
-        early = self._early.setdefault(origin, [])
-        early.append((attempt, signed))
-        while sum(len(signed) for _, signed in early) > EARLY_BYTES:
-            early.pop(0)
-
-    def _take_early(self, series: Series, now_s: float) -> None:
-        for origin, early in list(self._early.items()):
-            for attempt, signed in early:
-                if attempt == series.attempt:
-                    with contextlib.suppress(ProtocolError):  # of who has sent the opening nothing else is wrong
-                        self.add_page(signed, origin, now_s)
-            left = [each for each in early if each[0] != series.attempt]
-            if left:
-                self._early[origin] = left
-            else:
-                del self._early[origin]
-
     def lost(self, link: Link) -> None:
         """Let go of what a link that is gone has said too early."""
-        self._early.pop(link.number, None)
+        self._early.lost(link.number)
 
     def add_index(self, attempt: bytes, part: int, data: bytes, now_s: float) -> Series | None:
         """Take the opened index blob of one part of a transition."""

@@ -135,6 +135,11 @@ class Congestion:
         path.losses = path.stray = 0
 
 
+def unshared() -> Congestion:
+    """For a connection of which nothing is known, and from which nothing is to be learned for others."""
+    return Uplink(lambda _: None).path_to("", b"")
+
+
 def read(connection: socket.socket) -> Reading | None:
     """Ask the kernel; None where it does not say."""
     try:

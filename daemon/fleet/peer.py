@@ -30,7 +30,7 @@ from ...protocol.messages import (
     encode_message,
 )
 from ...protocol.messages import Lane as LaneOffer
-from .congestion import Uplink
+from .congestion import unshared
 from .lane import Lane
 from .meter import Meter
 
@@ -102,7 +102,7 @@ class Peer:
         self.number = -1
         self.address = address
         self.lanes: list[Lane] = []
-        self.congestion = Uplink(lambda _: None).path_to("", b"")
+        self.congestion = unshared()
         """What is known of the path, together with the other peers of the site."""
         self.upload = Meter()
         self.broke_rule = False

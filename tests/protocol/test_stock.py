@@ -3,12 +3,13 @@
 import pytest
 from support.versions import Publisher, raw
 
+from patchswarm.protocol.early import EARLY_BYTES
 from patchswarm.protocol.gossip import Gossip
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.link import Link
 from patchswarm.protocol.manifest import IndexPage
 from patchswarm.protocol.signed import sign
-from patchswarm.protocol.stock import EARLY_BYTES, Stock
+from patchswarm.protocol.stock import Stock
 
 NODE = digest(b"node")
 PEER = Link(7, bytes(32), digest(b"peer"), True, 0.0, 0.0)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from patchswarm.daemon.fleet.congestion import Uplink
+from patchswarm.daemon.fleet.congestion import unshared
 from patchswarm.daemon.fleet.lane import Lane
 from patchswarm.protocol.framing import FrameDecoder, encode_frame
 from patchswarm.protocol.lane import LaneCodec
@@ -88,8 +88,7 @@ def _lane(
     *,
     dialler: bool,
 ) -> Lane:
-    congestion = Uplink(lambda _: None).path_to("", b"")
-    return Lane(LaneCodec(_KEY, dialler=dialler), congestion, expected, received, closed)
+    return Lane(LaneCodec(_KEY, dialler=dialler), unshared(), expected, received, closed)
 
 
 async def connect(kind: str, port: int, context: ssl.SSLContext) -> Sender:
