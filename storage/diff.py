@@ -24,6 +24,7 @@ from ..protocol.codec.chunk import CodecOptions, EncodedChunk, Span, encode_span
 from ..protocol.elements import Kind, width_bytes
 from ..protocol.ids import digest
 from ..protocol.layout import BLOCK_BYTES, Layout, match_regions
+from ..protocol.roster import FIRST_PART, LAST_PART
 from .building import Building
 from .chunks import ChunkStore
 from .errors import StorageError
@@ -66,6 +67,32 @@ class Made:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How finely the input is cut: bytes of it that one job takes, and bytes of contents in one chunk, at most.
+
+    Contents of a whole region hardly shrink, so there the input is cut as the chunks are to be.
+    """
+
+    job_bytes: int
+    chunk_bytes: int
+
+    @property
+    def job_blocks(self) -> int:
+        """Blocks that one job takes."""
+        return max(1, self.job_bytes // BLOCK_BYTES)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Input of one chunk without a parent: whole elements of any kind."""
+        return min(max(self.chunk_bytes, MIN_PIECE_BYTES) // STRADDLE * STRADDLE, BLOCK_BYTES)
+
+    @property
+    def contents_bytes(self) -> int:
+        """Contents of one chunk."""
+        return min(max(self.chunk_bytes, MIN_PIECE_BYTES), MAX_CONTENTS)
+
+
 @dataclass(slots=True)
 class DiffResult:
     """What a pass found. `seconds` are summed over threads, by stage."""
@@ -94,6 +121,7 @@ class _Block:
 class Diff:
     """Compares `source` with `parent` (None: a full transition) into sealed chunks and the slot in `building`.
 
+    The first and the last of the input are cut as `ends` says, the rest as `cut` does; no `ends`: all of it.
     Without a building the chunks are checked in memory. With `nice` the threads have the lowest priority.
 
     `seal(ordinal, contents)` gives the sealed bytes. `made` is called from worker threads for each chunk once it is
@@ -111,8 +139,8 @@ class Diff:
         advanced: Callable[[int], None],
         *,
         codec: CodecOptions,
-        job_bytes: int,
-        chunk_bytes: int,
+        cut: Cut,
+        ends: Cut | None = None,
         threads: int,
         nice: bool = False,
     ) -> None:
@@ -124,10 +152,8 @@ class Diff:
         self._made = made
         self._advanced = advanced
         self._codec = codec
-        # Contents of a whole region hardly shrink, so there the input is cut as the chunks are to be.
-        self._piece_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES) // STRADDLE * STRADDLE, BLOCK_BYTES)
-        self._chunk_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES), MAX_CONTENTS)
-        self._job_blocks = max(1, job_bytes // BLOCK_BYTES)
+        self._cut = cut
+        self._ends = ends or cut
         self._threads = threads
         self._nice = nice
         self._layout: Layout = source.layout
@@ -143,12 +169,11 @@ class Diff:
 
     def run(self) -> DiffResult:
         """Do the whole pass. Raises SourceChangedError, NoSpaceError, DiffStoppedError and what the store raises."""
-        blocks = (_Block(number, *block) for number, block in enumerate(self._layout.blocks()))
         with ThreadPoolExecutor(self._threads, "diff", _be_nice if self._nice else None) as pool:
             running: set[Future[None]] = set()
             try:
-                while job := list(itertools.islice(blocks, self._job_blocks)):
-                    running.add(pool.submit(self._job, job))
+                for job, cut in self._jobs():
+                    running.add(pool.submit(self._job, job, cut))
                     if len(running) > self._threads:
                         running = _reap(running)
                 while running:
@@ -163,19 +188,27 @@ class Diff:
         self._result.chunks.sort(key=lambda made: made.ordinal)
         return self._result
 
-    def _job(self, blocks: Sequence[_Block]) -> None:
+    def _jobs(self) -> Iterator[tuple[list[_Block], Cut]]:
+        """Consecutive blocks that go through the pass together, and how they are cut."""
+        blocks = [_Block(number, *block) for number, block in enumerate(self._layout.blocks())]
+        first, last = len(blocks) * FIRST_PART, len(blocks) * (1 - LAST_PART)
+        at = 0
+        while at < len(blocks):
+            cut = self._cut if at >= first and at + self._cut.job_blocks <= last else self._ends
+            yield blocks[at : at + cut.job_blocks], cut
+            at += cut.job_blocks
+
+    def _job(self, blocks: Sequence[_Block], cut: Cut) -> None:
         if self.stop.is_set():
             raise DiffStoppedError("the publish was stopped")
         clock = _Clock()
         read = []
         for block, room in zip(blocks, self._room(), strict=False):
             read.append(self._read(block, room, clock))
-        spans = [
-            span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data, whole=False)
-        ]
+        spans = [span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data, cut)]
         into = self._building or self._scratch(blocks, read, spans)
         clock.lap("check parent")
-        chunks = list(encode_spans(spans, self._codec, self._chunk_bytes))
+        chunks = list(encode_spans(spans, self._codec, cut.contents_bytes))
         clock.lap("encode")
         if not self._lead_there(chunks, spans, into, clock):
             for span in spans:
@@ -197,7 +230,10 @@ class Diff:
     def _room(self) -> Sequence[Bytes]:
         """Memory for the blocks of one job, of this thread alone: what is mapped once is not cleared for each job."""
         if not hasattr(self._rooms, "blocks"):
-            self._rooms.blocks = [np.empty(BLOCK_BYTES + STRADDLE, np.uint8) for _ in range(self._job_blocks)]
+            self._rooms.blocks = [
+                np.empty(BLOCK_BYTES + STRADDLE, np.uint8)
+                for _ in range(max(self._cut.job_blocks, self._ends.job_blocks))
+            ]
         found: Sequence[Bytes] = self._rooms.blocks
         return found
 
@@ -263,7 +299,7 @@ class Diff:
         self._result.checks[at : at + CHECK_BYTES] = checker.digest()
         return room[:size]
 
-    def _spans(self, block: _Block, data: Bytes, *, whole: bool) -> Iterator[Span]:
+    def _spans(self, block: _Block, data: Bytes, cut: Cut) -> Iterator[Span]:
         """The regions' elements that begin in `block`, beside the parent's bytes unless those are not to be trusted."""
         for region in self._regions(block):
             kind = self._kinds[region]
@@ -274,12 +310,12 @@ class Diff:
             if first >= last:
                 continue
             at = start + first - block.offset
-            old = None if whole else self._old(region, first, last - first)
+            old = self._old(region, first, last - first)
             if old is not None:
                 yield Span(region, kind, first, old, data[at : at + last - first])
                 continue
-            for piece in range(first, last, self._piece_bytes):
-                size = min(self._piece_bytes, last - piece)
+            for piece in range(first, last, cut.piece_bytes):
+                size = min(cut.piece_bytes, last - piece)
                 begin = start + piece - block.offset
                 yield Span(region, kind, piece, None, data[begin : begin + size])
 

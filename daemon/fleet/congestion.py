@@ -51,6 +51,16 @@ class Reading:
     resent: int
     """Packets sent again so far."""
 
+    @property
+    def queue_is_short(self) -> bool:
+        """Whether next to nothing waits on the path: it is not full, and drops nothing."""
+        return self.rtt_s - self.least_rtt_s < SHORT_SHARE * self.least_rtt_s
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the path is so short that round trips say nothing about queues on it."""
+        return self.least_rtt_s < NEAR_S
+
 
 class Uplink:
     """What all lanes of this host share.
@@ -118,11 +128,10 @@ class Congestion:
         path = self._path
         if len(path.nodes) < WITNESSES:
             path.nodes.add(self._node)
-        if now.resent == before.resent or now.least_rtt_s < NEAR_S:
+        if now.resent == before.resent or now.is_near:
             return
         path.losses += 1
-        queue_s = max(before.rtt_s, now.rtt_s) - now.least_rtt_s
-        if queue_s < SHORT_SHARE * now.least_rtt_s:
+        if before.queue_is_short and now.queue_is_short:
             if not path.stray and not self.uplink.is_lossy:
                 path.witnesses.clear()  # what was seen then is over
             path.stray += 1

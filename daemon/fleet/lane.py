@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Final, cast
@@ -17,6 +18,9 @@ _log: Final = structlog.get_logger(__name__)
 
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Bytes handed to the kernel's queue ahead of what it has taken; beyond it `send` waits."""
+
+QUEUED_S: Final = 1.0
+"""How long a queue that was seen on a path counts."""
 
 WATCH_S: Final = 10.0
 """So long after a chunk was sent some of it may still be on its way through the kernel."""
@@ -50,6 +54,7 @@ class Lane(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reading: Reading | None = None
         self._sent_at_s = 0.0
+        self._queued_at_s = -math.inf  # when a queue was seen last on the path
         self._bears_loss = False
         self._writable = asyncio.Event()
         self.came_bytes = 0
@@ -117,6 +122,11 @@ class Lane(asyncio.BufferedProtocol):
         """Whether the peer, or the path, takes less than is offered to it."""
         return not self._writable.is_set()
 
+    @property
+    def path_is_full(self) -> bool:
+        """Whether there was a queue on the path of late: another lane would only take from those that are there."""
+        return time.monotonic() - self._queued_at_s < QUEUED_S
+
     async def ready(self) -> None:
         """Wait until the peer has taken most of what was sent, or the lane has gone."""
         await self._writable.wait()
@@ -142,6 +152,8 @@ class Lane(asyncio.BufferedProtocol):
         before, self._reading = self._reading, read(connection)
         if before is not None and self._reading is not None:
             self._congestion.look(before, self._reading)
+            if not (self._reading.queue_is_short or self._reading.is_near):
+                self._queued_at_s = time.monotonic()
         if self._congestion.uplink.is_lossy != self._bears_loss:
             self._bears_loss = self._congestion.choose(connection)
         return True

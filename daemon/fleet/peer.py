@@ -384,7 +384,7 @@ class Peer:
             await self._writer.drain()
 
     async def _widen(self) -> None:
-        """Ask for more lanes while chunks queue behind full ones, as long as each growth carries more.
+        """Ask for more lanes while chunks queue behind full ones and not on the path, as long as each carries more.
 
         Where the last lane has broken, the side that offers them offers another now and then.
         """
@@ -398,7 +398,7 @@ class Peer:
                 self._owner.offer_lane(self)
             rate = self.upload.rate(time.monotonic())
             backlog = self._over_lanes.qsize() > 0 and self.lanes and all(lane.is_full for lane in self.lanes)
-            if not backlog:
+            if not backlog or any(lane.path_is_full for lane in self.lanes):
                 continue
             if rate > self._best_rate * GROWTH_GAIN:
                 self._best_rate = rate

@@ -46,6 +46,7 @@ class Desk:
             attempt=ATTEMPT,
             asked=ChunkSet(),
             missing=ALL,
+            large=ALL,
             missing_data=lambda: self.series.missing,
             missing_meta=lambda: 0,
             lacks_unasked=self._lacks_unasked,

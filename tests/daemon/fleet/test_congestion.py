@@ -144,3 +144,10 @@ def test_of_a_connection_that_is_gone_nothing_is_said():
     connection = socket.socket()
     connection.close()
     assert read(connection) is None
+
+
+def test_a_queue_is_told_from_an_idle_path_but_not_within_a_site():
+    assert Reading(0.21, 0.2, 0).queue_is_short
+    assert not Reading(0.25, 0.2, 0).queue_is_short
+    assert not Reading(0.25, 0.2, 0).is_near
+    assert Reading(0.002, 0.0002, 0).is_near

@@ -142,6 +142,7 @@ class MadeLane:
         self.gone = asyncio.Event()
         self.sent = asyncio.Queue()
         self.is_full = False
+        self.path_is_full = False
         self.works = True
         self.came_bytes = 0
         self.taken = asyncio.Event()
@@ -374,7 +375,7 @@ async def test_the_side_that_dialled_asks_for_lanes_where_the_other_offers_them(
     monkeypatch.setattr(module, "GROWTH_S", 0.01)
     wire = await Wire("host:1").open()
     lane = MadeLane(wire.peer)
-    lane.is_full = True
+    lane.is_full = lane.path_is_full = True
     held = asyncio.Event()
 
     async def stuck():
@@ -385,6 +386,10 @@ async def test_the_side_that_dialled_asks_for_lanes_where_the_other_offers_them(
     wire.peer.lane_up(lane)
     for request in range(3):
         wire.peer.serve(request, NAME, secure=False)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await wire.hear()
+    lane.path_is_full = False  # more lanes would only take from this one before
     assert await wire.hear() == Widen()
     held.set()
     await wire.close()
