@@ -17,12 +17,15 @@ from .chance import Chance
 from .effects import Effect, Send
 from .link import Flight, Link
 from .messages import META_ORDINAL, Cancel, Claim, Request
-from .picker import Plan
+from .picker import HOPE_S, Plan
 from .plans import Plans
-from .ranges import bits_of
+from .ranges import bits_of, iterate
 from .routing import Routing
 from .series import ChunkSet, Series
 from .serving import Serving
+
+SLOW_MATE_S: Final = 0.25
+"""Of a mate from which a chunk would take longer only one at a time asks for it."""
 
 BEHIND_S: Final = 4.0
 """A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
@@ -179,7 +182,8 @@ class Asking:
         self._depart(link, series, meta, META_ORDINAL, now_s)
         bits &= ~deferred.data
         if link.site == site:
-            self._depart(link, series, bits & plan.allowed(link, site), 0, now_s)
+            bits &= plan.allowed(link, site)
+            self._depart(link, series, bits & ~self._left_to_mates(link, series, plan, bits, now_s), 0, now_s)
             return
         if link.node in plan.seeds and self._serving.behind_s(now_s) > BEHIND_S:
             return  # what others are to get from here comes first
@@ -195,6 +199,24 @@ class Asking:
         self._depart(link, series, here, 0, now_s)
         if link.node in plan.seeds and bits and link.has_room() and self._serving.behind_s(now_s) <= STEAL_BEHIND_S:
             self._steal(link, series, plan, bits & ~far.data, now_s)
+
+    def _left_to_mates(self, link: Link, series: Series, plan: Plan, bits: int, now_s: float) -> int:
+        """Those of `bits`, offered by a mate with a slow uplink, that another asks it for first, and passes on.
+
+        One in turn for each chunk, the next after a while: else it would send each as many times as there are mates.
+        """
+        if not bits or plan.dealing is None or link.node in plan.seeds or not link.goodput:
+            return 0
+        if link.wait_s(series.entry((bits & -bits).bit_length() - 1)[1]) < SLOW_MATE_S:
+            return 0
+        mates = [other.node for other in self._links.values() if other.site == link.site and not other.is_doubtful]
+        others = sorted({*mates, plan.dealing.me} - {link.node, *plan.seeds})
+        first = others.index(plan.dealing.me)
+        return bits_of(
+            ordinal
+            for ordinal in iterate(bits)
+            if now_s - plan.near_s.setdefault(ordinal, now_s) < HOPE_S * ((ordinal - first) % len(others))
+        )
 
     def _passed_on(self, series: Series, plan: Plan) -> int:
         """What peers of other sites offer that have brought something: a thief took it, and passes it on."""

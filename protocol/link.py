@@ -37,6 +37,9 @@ FIRST_RTT_S: Final = 0.1
 RATE_MEMORY_S: Final = 10.0
 """How long the best delivery rate counts: as BBR's max filter, which outlives a pause but not a change of path."""
 
+NEAR_MEMORY_S: Final = 1.0
+"""Within a site there is no slow start to forget: mates come and go on links that all share."""
+
 DOUBT_S: Final = 10.0
 """How long a peer is not asked again for chunks that it offered and did not bring."""
 
@@ -153,6 +156,10 @@ class Link:
             self.rttvar_s += (abs(self.srtt_s - rtt_s) - self.rttvar_s) / 4
             self.srtt_s += (rtt_s - self.srtt_s) / 8
             self.min_rtt_s = min(self.min_rtt_s, rtt_s)
+
+    @property
+    def _memory_s(self) -> float:
+        return NEAR_MEMORY_S if self._least_rtt_s < LEAST_RTT_S else RATE_MEMORY_S
 
     def window_bytes(self) -> int:
         """Bytes that may be asked of the peer at once: twice what its best rate fills one empty round trip with.
@@ -357,7 +364,7 @@ class Link:
             self.received_bytes += flight.size
             self.moved_at_s = now_s
             rate = (self.received_bytes - flight.delivered_before) / max(now_s - flight.sent_at_s, 1e-4)
-            if rate >= self.goodput or now_s - self.goodput_at_s > RATE_MEMORY_S:
+            if rate >= self.goodput or now_s - self.goodput_at_s > self._memory_s:
                 self.goodput, self.goodput_at_s = rate, now_s
         return flight
 

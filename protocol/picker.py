@@ -50,6 +50,12 @@ RELIEF_S: Final = 1.0
 ENDGAME_S: Final = 0.5
 """For so long nothing has come from other sites when the last chunks are taken from those they were dealt to."""
 
+HOME_SPARED_S: Final = 0.1
+"""What a border of the seed's own site will have so soon, at the rate that it has had, is left to it."""
+
+HOME_SHARE: Final = 2
+"""Part of the rest that one of its mates, which has nothing to do, takes over at one time."""
+
 RELIEF_SHARE: Final = 16
 """Part of what another border has left that is taken over at one time."""
 
@@ -88,6 +94,7 @@ class Plan:
     handed: int = 0  # owned ones that the seed has just sent to a thief: they may come from that one's site, too
     detour: int = 0  # ordinals that the seed has just sent to one that brings nothing: they may come from its site
     hoped_s: dict[int, float] = field(default_factory=dict)  # ordinal -> since when a border is to pass it on
+    near_s: dict[int, float] = field(default_factory=dict)  # ordinal -> since when a slow mate offers it
     refused: dict[int, float] = field(default_factory=dict)  # ordinal -> until when the seed, asked for it, says no
     moved: int = 0  # ordinals that were asked of one peer, and then of another from which they come sooner
     taken: int = 0  # ordinals that this node took over from other borders of its site, and claimed
@@ -418,37 +425,59 @@ class Plan:
         """Ordinals that other borders of this site have claimed just now."""
         return bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
 
-    def relieve(self, free: int, offered: int, chance: Chance, now_s: float) -> list[int]:
-        """Some of `free` to bring into this site in place of the border of it that has most left: claim them.
+    def relieve(self, free: int, offered: int, home: int, chance: Chance, now_s: float) -> list[int]:
+        """Some of `free` to bring into this site in place of another border of it that is slow: claim them.
 
-        For a border that has had nothing left of its own for a while. `free` are ordinals neither here nor asked for
-        nor at this site, `offered` what seeds of this site and peers of others than the seed's offer.
+        For a border that has nothing left of its own. `free` are ordinals neither here nor asked for nor at this site,
+        `offered` what peers of other sites than the seed's offer, `home` what seeds of this site do.
         """
         dealing = self._dealing
         if dealing is None or not dealing.is_border or free & self.mine:
             self.idle_since_s = math.inf
             return []
         self.idle_since_s = min(self.idle_since_s, now_s)
-        free &= self.dealt & offered
-        idle_s = now_s - self.idle_since_s
+        free &= self.dealt & (offered | home) & ~self._claimed(now_s)
+        slow = self._slowest(dealing, free & home, HOME_SPARED_S, now_s)
+        if slow:  # all of it is there to be taken, and it need not be waited for
+            taken = self._late_ones(slow, math.ceil(slow.bit_count() / HOME_SHARE), 0, chance)
+        else:
+            taken = self._relieve_fullest(dealing, free, chance, now_s)
+        self._take_over(bits_of(taken))
+        return taken
+
+    def _slowest(self, dealing: Dealing, free: int, least_s: float, now_s: float) -> int:
+        """What is left of the border that would take longest for it at the rate it had, if longer than that."""
+        by_others = bits_of(self.claimed) | self.taken
+        slowest = 0
+        for border, column in self._shares(dealing, self.dealt):
+            left, done = free & column, (column & ~free & ~by_others).bit_count()
+            left_s = left.bit_count() / max(done, 1) * (now_s - self.began_s)
+            if left_s > least_s and border not in self.unseen:  # those hear of no claim
+                slowest, least_s = left, left_s
+        return slowest
+
+    def _relieve_fullest(self, dealing: Dealing, free: int, chance: Chance, now_s: float) -> list[int]:
+        """After a while some of what the border with most left has: most of that is on its way to it."""
         wait_s = RELIEF_S + 2 * self.took_s
-        if idle_s < wait_s:
+        if now_s - self.idle_since_s < wait_s:
             return []
-        free &= ~self._claimed(now_s)
         seen = (share for share in self._shares(dealing, free) if share[0] not in self.unseen)  # they hear of a claim
         border, most = max(seen, key=lambda share: share[1].bit_count(), default=(b"", 0))
         # The last few are on their way, unless that border has stopped. Where nothing has come to this one either, that
         # is no sign: chunks may be large, and connections cold.
         stopped = bool(border in self.progress_s or self.most_took_s) and self._silent_s(border, now_s) >= 2 * wait_s
         spared = 0 if stopped else LEFT_TO_OWNER
+        return self._late_ones(most, max(1, most.bit_count() // RELIEF_SHARE), spared, chance)
+
+    @staticmethod
+    def _late_ones(of: int, count: int, spared: int, chance: Chance) -> list[int]:
         taken = []
-        for _ in range(max(1, most.bit_count() // RELIEF_SHARE)):
-            ordinal = _late_one(most, chance, spared)
+        for _ in range(count):
+            ordinal = _late_one(of, chance, spared)
             if ordinal is None:
                 break
-            most &= ~(1 << ordinal)
+            of &= ~(1 << ordinal)
             taken.append(ordinal)
-        self._take_over(bits_of(taken))
         return taken
 
     def _shares(self, dealing: Dealing, ordinals: int) -> Iterator[tuple[bytes, int]]:

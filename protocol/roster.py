@@ -31,7 +31,7 @@ LAST_PART: Final = 0.1
 FINER: Final = 4
 """Chunks of these parts are so many times as small: the first are passed on sooner, and all wait for the last."""
 
-LEAST_FINER_BYTES: Final = 64 * 1024
+LEAST_FINER_BYTES: Final = 128 * 1024
 """But no smaller than this, where the others are larger: of those that are, a round trip is most of the cost."""
 
 MAX_PERIOD: Final = 4096

@@ -15,7 +15,7 @@ from .link import Link
 from .messages import Reason, Reject, Request
 from .stock import Stock
 
-MAX_COPIES: Final = 4
+MAX_COPIES: Final = 3
 """Peers that one chunk is sent to at a time; others are told who they are, and ask those, or ask again."""
 
 CROSSING_S: Final = 1.5

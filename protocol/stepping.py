@@ -50,7 +50,7 @@ class Stepping:
         free = missing & ~near.data
         benched = self._benched()
         taken = list(data.step_in(free, far.data, now_s, benched))
-        taken += data.relieve(free, far.data | home, self._rng, now_s)
+        taken += data.relieve(free, far.data, home, self._rng, now_s)
         if free and self._is_idle():
             taken += data.sound_out(free, now_s, benched)
         if taken:

@@ -124,8 +124,11 @@ class Lane(asyncio.BufferedProtocol):
 
     @property
     def path_is_full(self) -> bool:
-        """Whether there was a queue on the path of late: another lane would only take from those that are there."""
-        return time.monotonic() - self._queued_at_s < QUEUED_S
+        """Whether there was a queue on the path of late: another lane would only take from those that are there.
+
+        Where packets get lost without one, more lanes carry more all the same.
+        """
+        return not self._congestion.uplink.is_lossy and time.monotonic() - self._queued_at_s < QUEUED_S
 
     async def ready(self) -> None:
         """Wait until the peer has taken most of what was sent, or the lane has gone."""

@@ -1,12 +1,13 @@
 """Asking across sites: of several that have a chunk, the one from which it comes soonest."""
 
 import pytest
-from support.border import ATTEMPT, COUNT, MATE, NODES, SEED, SIZE, Desk
+from support.border import ATTEMPT, COUNT, MATE, ME, NODES, SEED, SIZE, Desk
 
-from patchswarm.protocol.asking import STEAL_BEHIND_S
+from patchswarm.protocol.asking import SLOW_MATE_S, STEAL_BEHIND_S
 from patchswarm.protocol.messages import Cancel, Claim, Request
-from patchswarm.protocol.picker import LAST_PART
+from patchswarm.protocol.picker import HOPE_S, LAST_PART
 from patchswarm.protocol.ranges import bits_of, iterate
+from patchswarm.protocol.series import ChunkSet
 
 ALL = (1 << COUNT) - 1
 
@@ -98,6 +99,28 @@ def test_the_border_from_which_a_chunk_is_stolen_is_told(desk):
     }
     assert asked
     assert told == {ordinal: desk.plan.dealing.bringer(ordinal) for ordinal in asked}
+
+
+def test_of_a_mate_with_a_slow_uplink_one_asks_for_each_chunk_and_the_others_after_a_while(desk):
+    mate = desk.link(MATE)
+    mate.goodput = 1e9
+    mate.remember(ATTEMPT, ((0, COUNT - 1),))
+    assert desk.asked_of()[MATE]
+    for number in list(mate.flights):
+        mate.land(number, 1.0, arrived=False)
+    desk.series.asked = ChunkSet()
+    mate.goodput = mate.rate = SIZE / (2 * SLOW_MATE_S)
+    others = sorted((ME, desk.add_mate()))
+    mine = others.index(ME)
+    asked = desk.asked_of()[MATE]
+    assert {ordinal % len(others) for ordinal in asked} == {mine}
+    for number in list(mate.flights):
+        mate.land(number, 1.0, arrived=False)
+    desk.series.missing = bits_of(ordinal for ordinal in range(COUNT) if ordinal % len(others) != mine)
+    desk.asking.ask_all(0.0)
+    assert not desk.sent
+    desk.asking.ask_all(HOPE_S * len(others))
+    assert desk.sent, "whose turn it was may be gone"
 
 
 def test_small_chunks_are_stolen_last_for_they_make_the_best_end(desk):

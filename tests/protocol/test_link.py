@@ -16,6 +16,7 @@ from patchswarm.protocol.link import (
     MAX_STALL_S,
     MIN_DEADLINE_S,
     MIN_WINDOW_BYTES,
+    NEAR_MEMORY_S,
     PACE_S,
     RATE_MEMORY_S,
     RATED_S,
@@ -158,6 +159,19 @@ def test_as_much_is_asked_for_in_advance_as_a_window_holds(link):
         link.expect(ATTEMPT, asked, b"%032d" % asked, CHUNK, 0.0)
         asked += 1
     assert (asked - 1) * CHUNK < MIN_WINDOW_BYTES <= asked * CHUNK
+
+
+def test_within_a_site_the_best_rate_is_forgotten_soon_for_mates_share_their_links(link):
+    link.measured_rtt(0.0002)
+    (quick,) = ask(link, 1, 0.0)
+    link.land(quick, 0.001, arrived=True)
+    best = link.goodput
+    (slow,) = ask(link, 1, 0.5)
+    link.land(slow, 1.0, arrived=True)
+    assert link.goodput == best
+    (slow,) = ask(link, 1, NEAR_MEMORY_S)
+    link.land(slow, NEAR_MEMORY_S + 0.5, arrived=True)
+    assert link.goodput < best / 10
 
 
 def test_our_own_queues_do_not_widen_the_window(link):

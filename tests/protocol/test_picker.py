@@ -1,5 +1,6 @@
 """Picking: who may ask whom across sites, and who steps in for whom, when."""
 
+import math
 import random
 
 import pytest
@@ -11,6 +12,8 @@ from patchswarm.protocol.picker import (
     CLAIM_S,
     ENDGAME_S,
     FIRST_PATIENCE_S,
+    HOME_SHARE,
+    HOME_SPARED_S,
     HOPE_S,
     LAST_PART,
     LEAST_PATIENCE_S,
@@ -100,7 +103,7 @@ def test_without_a_dealing_everyone_may_ask_everyone():
     assert late.allowed(link_to(SEED), "a") & ALL == ALL
     assert list(late.step_in(ALL, 0, 1000.0)) == []
     assert late.steal(ALL, random.Random(1), 0.0) == (None, False)
-    assert late.relieve(ALL, ALL, random.Random(1), 100.0) == []
+    assert late.relieve(ALL, ALL, 0, random.Random(1), 100.0) == []
 
 
 def test_when_a_border_dies_the_others_have_its_chunks_at_once():
@@ -299,8 +302,8 @@ def test_the_last_few_are_left_to_their_owner_unless_nothing_comes(plans):
 def test_an_idle_border_relieves_the_one_of_its_site_with_most_left_and_can_hand_back(plans):
     plan = plans[BORDERS["a"][0]]
     slow = plans[BORDERS["a"][1]].mine
-    assert plan.relieve(slow, slow, random.Random(1), 0.0) == [], "it may be on its way"
-    taken = plan.relieve(slow, slow, random.Random(1), RELIEF_S)
+    assert plan.relieve(slow, slow, 0, random.Random(1), 0.0) == [], "it may be on its way"
+    taken = plan.relieve(slow, slow, 0, random.Random(1), RELIEF_S)
     assert taken
     assert set(taken) <= set(iterate(slow))
     assert plan.mine & bits_of(taken) == bits_of(taken)
@@ -313,20 +316,39 @@ def test_the_last_few_of_a_border_are_on_their_way_unless_it_has_stopped(plans):
     other = BORDERS["a"][1]
     few = bits_of(list(iterate(plans[other].mine))[:LEFT_TO_OWNER])
     plan.heard(other, "a", few & -few, 0.0)
-    plan.relieve(few, few, random.Random(1), 0.0)
+    plan.relieve(few, few, 0, random.Random(1), 0.0)
     for tenth in range(1, 40):
         now_s = tenth / 10
         plan.heard(other, "a", few & -few, now_s)
-        assert plan.relieve(few, few, random.Random(1), now_s) == []
-    assert plan.relieve(few, few, random.Random(1), now_s + 2 * RELIEF_S)
+        assert plan.relieve(few, few, 0, random.Random(1), now_s) == []
+    assert plan.relieve(few, few, 0, random.Random(1), now_s + 2 * RELIEF_S)
 
 
 def test_the_last_few_of_a_border_that_never_began_are_taken_by_one_to_whom_chunks_have_come(plans):
     plan = plans[BORDERS["a"][0]]
     few = bits_of(list(iterate(plans[BORDERS["a"][1]].mine))[:LEFT_TO_OWNER])
-    assert not any(plan.relieve(few, few, random.Random(1), now_s) for now_s in range(20)), "all of it may be slow"
+    assert not any(plan.relieve(few, few, 0, random.Random(1), now_s) for now_s in range(20)), "all of it may be slow"
     plan.came(0.2, 20.0)
-    assert plan.relieve(few, few, random.Random(1), 20.0)
+    assert plan.relieve(few, few, 0, random.Random(1), 20.0)
+
+
+def test_beside_the_seed_an_idle_border_takes_over_what_a_slow_one_would_take_long_for(plans):
+    plan = plans[BORDERS["a"][0]]
+    slow, quick = (plans[border].mine for border in BORDERS["a"][1:3])
+    left = bits_of(list(iterate(slow))[1:]) | bits_of(list(iterate(quick))[-1:])
+    assert plan.relieve(left, 0, left, random.Random(1), 0.001) == [], "at this rate it will all be here in a moment"
+    taken = plan.relieve(left, 0, left, random.Random(1), 1.0)
+    assert len(taken) == math.ceil((slow.bit_count() - 1) / HOME_SHARE)
+    assert bits_of(taken) & slow == bits_of(taken), "the quick one is about to have its last"
+    assert plan.relieve(left & ~bits_of(taken), left, 0, random.Random(1), 1.0) == [], "it is busy with them"
+
+
+def test_what_others_have_taken_over_is_no_sign_of_how_fast_a_border_is(plans):
+    plan = plans[BORDERS["a"][0]]
+    slow = plans[BORDERS["a"][1]].mine
+    *theirs, last = iterate(slow)
+    plan.claim(bits_of(theirs), 10.0, OTHER)
+    assert plan.relieve(1 << last, 0, 1 << last, random.Random(1), 2 * HOME_SPARED_S) == [last]
 
 
 def test_nobody_relieves_another_with_work_of_its_own_or_of_what_is_claimed(plans):
@@ -334,10 +356,10 @@ def test_nobody_relieves_another_with_work_of_its_own_or_of_what_is_claimed(plan
     others = ALL & ~plan.mine
     plan.claim(others, 10.0, OTHER)
     for now_s in (0.0, 5.0):
-        assert plan.relieve(others, others, random.Random(1), now_s) == []
-    assert plan.relieve(others | plan.mine, ALL, random.Random(1), 20.0) == []
+        assert plan.relieve(others, others, 0, random.Random(1), now_s) == []
+    assert plan.relieve(others | plan.mine, ALL, 0, random.Random(1), 20.0) == []
     for now_s in (20.0, 20.0 + RELIEF_S):
-        taken = plan.relieve(others, others, random.Random(1), now_s)
+        taken = plan.relieve(others, others, 0, random.Random(1), now_s)
     assert taken
 
 
@@ -384,7 +406,7 @@ def test_of_two_who_claim_the_same_chunk_one_has_it(plans):
     one, two = plans[first], plans[second]
     slow = ALL & ~one.mine & ~two.mine
     for now_s in (0.0, RELIEF_S):
-        by_one, by_two = (bits_of(plan.relieve(slow, slow, random.Random(1), now_s)) for plan in (one, two))
+        by_one, by_two = (bits_of(plan.relieve(slow, slow, 0, random.Random(1), now_s)) for plan in (one, two))
     assert by_one & by_two
     one.claim(by_two, 10.0, second)
     two.claim(by_one, 10.0, first)
@@ -447,7 +469,7 @@ def test_only_what_was_taken_over_is_handed_back_and_once(plans):
     slow = plans[BORDERS["a"][1]].mine
     assert not plan.release(next(iterate(plan.mine)))
     assert not plan.release(next(iterate(slow))), "asked of a mate who has it, as anyone does"
-    plan.relieve(slow, slow, random.Random(1), 0.0)
-    taken = plan.relieve(slow, slow, random.Random(1), RELIEF_S)
+    plan.relieve(slow, slow, 0, random.Random(1), 0.0)
+    taken = plan.relieve(slow, slow, 0, random.Random(1), RELIEF_S)
     assert plan.release(taken[0])
     assert not plan.release(taken[0])
