@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from .advance import Advance
 from .chance import Chance
 from .effects import Effect, Send
+from .helping import steal
 from .link import Flight, Link
 from .messages import META_ORDINAL, Cancel, Claim, Request
 from .picker import HOPE_S, Plan
@@ -261,9 +262,9 @@ class Asking:
         """Ask a seed with room for chunks that only it has and that were dealt to other sites."""
         while link.has_room() and not self._is_full():
             left = bits & ~series.asked.data
-            ordinal, claimed = plan.steal(left & series.large, self._rng, now_s)  # small ones make the best end
+            ordinal, claimed = steal(plan, left & series.large, self._rng, now_s)  # small ones make the best end
             if ordinal is None:
-                ordinal, claimed = plan.steal(left, self._rng, now_s)
+                ordinal, claimed = steal(plan, left, self._rng, now_s)
             if ordinal is None:
                 return
             claim = Claim(series.attempt, 0, ((ordinal, ordinal),))

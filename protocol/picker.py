@@ -2,8 +2,8 @@
 
 Same site first: whoever has a chunk there is asked at once. Across sites a chunk is asked by the border it was
 dealt to; from the seed only when its own site owns the chunk, else from any other holder. When a border, or an
-owner site, has brought nothing for a while, the next rank steps in; a border with nothing to do steals from the
-far end of what nobody has begun.
+owner site, has brought nothing for a while, the next rank steps in. What a border with nothing left of its own
+does is in `helping`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from .chance import Chance
 from .link import Link
 from .ranges import bits_of, iterate
 from .roster import Dealing
@@ -38,33 +37,8 @@ MAX_CLAIMS: Final = 3
 SLOWER: Final = 2.0
 """So many times as long as any chunk took that came here, others are waited for at least."""
 
-SOUND_OUT: Final = 1.25
-"""And so many times by who has nothing to do and tries a few chunks of a border that has brought nothing yet."""
-
 BLOB_PATIENCE_S: Final = 1.5
 """Blobs are small, and nothing can be opened without them: they are waited for as long as any chunk took, and this."""
-
-RELIEF_S: Final = 1.0
-"""How long a border has nothing to do before it helps another of its site: what that one lacks is mostly on its way."""
-
-ENDGAME_S: Final = 0.5
-"""For so long nothing has come from other sites when the last chunks are taken from those they were dealt to."""
-
-HOME_SPARED_S: Final = 0.1
-"""What a border of the seed's own site will have so soon, at the rate that it has had, is left to it."""
-
-HOME_SHARE: Final = 2
-"""Part of the rest that one of its mates, which has nothing to do, takes over at one time."""
-
-RELIEF_SHARE: Final = 16
-"""Part of what another border has left that is taken over at one time."""
-
-LEFT_TO_OWNER: Final = 4
-"""Chunks that nobody steals from whom they were dealt to: they are under way, or as good as."""
-
-LAST_PART: Final = 2
-"""Chunks of other columns are stolen once no more than this part of all is left at the seed: before that columns are
-even, unless one of them is a thief who keeps what it takes."""
 
 OUTSIDER_RANK: Final = 3
 """Members that are no border wait this many ranks more before they fetch across sites themselves."""
@@ -112,14 +86,15 @@ class Plan:
     deviation_s: float = 0.0
 
     @property
-    def _dealing(self) -> Dealing | None:
+    def active(self) -> Dealing | None:
+        """The dealing, where this node's site has a part in it."""
         return self.dealing if self.dealing is not None and self.dealing.takes_part else None
 
     def deal(self, named: int, alive: frozenset[bytes], now_s: float) -> None:
         """Work out the masks for newly named ordinals, or for all when the living borders have changed."""
         if self.dealt and alive is self.alive and not named & ~self.dealt:
             return  # nothing has changed, as most of the time
-        dealing = self._dealing
+        dealing = self.active
         if dealing is None:
             return
         if not self.dealt:
@@ -143,7 +118,7 @@ class Plan:
 
     def allowed(self, link: Link, site: str) -> int:
         """Ordinals that may be asked of a peer by this node of `site`."""
-        if self._dealing is None:
+        if self.active is None:
             return _EVERYTHING
         if link.site == site:
             return self.mine if link.node in self.seeds else _EVERYTHING
@@ -159,13 +134,13 @@ class Plan:
 
     def heard(self, node: bytes, site: str, new: int, now_s: float) -> None:
         """Note that a peer has new chunks: whoever was dealt them is at work."""
-        dealing = self._dealing
+        dealing = self.active
         if dealing is None or not new or node in self.seeds or site in self.seed_sites:
             return
         if node in dealing.borders:
             self._progressed(node, now_s)
         if self.unseen and site == dealing.site:
-            for border, share in self._shares(dealing, new):
+            for border, share in self.shares(dealing, new):
                 if share and border in self.unseen:
                     self._progressed(border, now_s)  # who else would have brought it
         if dealing.owns_any(site):
@@ -191,7 +166,7 @@ class Plan:
 
         By border; of each chunk for a moment only: that border may be none that gets it.
         """
-        dealing = self._dealing
+        dealing = self.active
         soon: dict[bytes, int] = {}
         if dealing is None:
             return soon
@@ -213,7 +188,7 @@ class Plan:
         self.brought[node] = self.brought.get(node, 0) & ~(1 << ordinal)
         if other is None:
             return
-        dealing = self._dealing
+        dealing = self.active
         if dealing is not None:
             other = dealing.partner(ordinal, other)
             if node == dealing.me:
@@ -222,7 +197,7 @@ class Plan:
 
     def stolen(self, ordinals: int, thief: bytes) -> Iterator[int]:
         """Those of `ordinals`, claimed at another site, that were this node's to take from the seed: a thief does."""
-        dealing = self._dealing
+        dealing = self.active
         if dealing is None:
             return
         for ordinal in iterate(ordinals & self.dealt & self.mine & self.owned & ~self.handed):
@@ -241,7 +216,7 @@ class Plan:
 
         Of two who claim the same at the same time, the one with the lesser id has it.
         """
-        dealing = self._dealing
+        dealing = self.active
         if dealing is None:
             return
         for ordinal in iterate(ordinals & self.dealt):
@@ -282,7 +257,7 @@ class Plan:
         nobody waits for those who are `benched`, for others `wait_s`, or as long as chunks have taken. Each ordinal
         yielded has become `mine`, and `owned` where the owner site has had its time too: claim it.
         """
-        dealing = self._dealing
+        dealing = self.active
         if dealing is None:
             return
         wait_s = self._wait_s() if wait_s is None else wait_s
@@ -299,7 +274,7 @@ class Plan:
                 if not late_borders[dealing.column(ordinal)]:
                     continue
                 self._note_failure(dealing, ordinal, trusted)
-                self._take_over(bit)
+                self.take_over(bit)
                 yield ordinal
             if not self.owned & bit and not offered & bit and late_owners[ordinal % dealing.period]:
                 self.owned |= bit
@@ -323,32 +298,7 @@ class Plan:
         rank = dealing.rank(ordinal, trusted) + (0 if dealing.is_border else OUTSIDER_RANK)
         if rank == 0:
             return True  # all those before are benched
-        return self._silent_s(dealing.border(ordinal, trusted), now_s) >= rank * wait_s
-
-    def sound_out(self, free: int, now_s: float, benched: frozenset[bytes] = frozenset()) -> list[int]:
-        """Some of `free` to bring in instead of a border that has brought nothing yet: claim them.
-
-        For the border next in rank, which has nothing under way from other sites. Few at a time, so that little comes
-        twice when the other one is merely slow; the rest when these have come, and it has still brought nothing.
-        """
-        dealing = self._dealing
-        if dealing is None or not dealing.is_border or not self.most_took_s or free & self.mine:
-            return []
-        trusted = self.alive - benched
-        wait_s = max(LEAST_PATIENCE_S, SOUND_OUT * self.most_took_s)
-        free &= ~self._claimed(now_s)
-        for number, column in enumerate(self.columns):
-            ordinal = number * dealing.period
-            border = dealing.border(ordinal, trusted)
-            if border is None or border in self.progress_s or self._silent_s(border, now_s) < wait_s:
-                continue
-            left = list(iterate(free & column & self.owned))
-            if left and dealing.rank(ordinal, trusted) == 1:
-                taken = left[: max(1, len(left) // RELIEF_SHARE)]
-                self._take_over(bits_of(taken))
-                self.failed.add(border)
-                return taken
-        return []
+        return self.silent_s(dealing.border(ordinal, trusted), now_s) >= rank * wait_s
 
     def _note_failure(self, dealing: Dealing, ordinal: int, trusted: frozenset[bytes]) -> None:
         """Remember whose chunk this node takes over: who claimed it, or the border that has brought nothing so far."""
@@ -367,128 +317,21 @@ class Plan:
     def _owner_late(self, dealing: Dealing, turn: int, wait_s: float, now_s: float) -> bool:
         """Whether this node's site may step in for the site that takes these chunks from the seed."""
         rank = dealing.site_rank(turn)
-        return rank > 0 and self._silent_s(dealing.owner(turn), now_s) >= rank * wait_s
+        return rank > 0 and self.silent_s(dealing.owner(turn), now_s) >= rank * wait_s
 
-    def _silent_s(self, who: object, now_s: float) -> float:
+    def silent_s(self, who: object, now_s: float) -> float:
+        """How long a border, or an owner site, has brought nothing."""
         return now_s - self.progress_s.get(who, self.began_s)
 
-    def steal(self, free: int, chance: Chance, now_s: float) -> tuple[int | None, bool]:
-        """A chunk of `free` to take from the seed in place of a border that has many left, and whether to claim it.
-
-        `free` are ordinals that only the seed has, neither here nor asked for. First of this node's own column, in
-        place of a border of another site: to those who wait for it there the way is warm. When nothing is left of
-        that, and the end is near, of other columns, which have to be claimed. Taken at random from the later half of
-        what that border has left: it comes from the other end, and other thieves choose too. The last few only once
-        nothing has come for a while.
-        """
-        dealing = self._dealing
-        if dealing is None or free & self.mine & self.owned:
-            return None, False
-        free &= ~bits_of(ordinal for ordinal, until_s in self.refused.items() if until_s > now_s)
-        spared = 0 if now_s - self.came_s >= ENDGAME_S else LEFT_TO_OWNER
-        ordinal = self._late_one_of_most(free & self.mine, chance, spared)
-        if ordinal is not None:
-            self.owned |= 1 << ordinal
-            return ordinal, False
-        if not dealing.is_border or free.bit_count() * LAST_PART > self.dealt.bit_count():
-            return None, False
-        ordinal = self._late_one_of_most(free & self.dealt & ~self.mine & ~self._claimed(now_s), chance, spared)
-        if ordinal is not None:
-            self.owned |= 1 << ordinal
-            self._take_over(1 << ordinal)
-        return ordinal, ordinal is not None
-
-    def help_out(self, free: int, spare: int, chance: Chance) -> list[int]:
-        """One of `spare` to bring into this site in place of another border of it, for which it waits long: claim it.
-
-        For a border that has nothing left of its own; `free` are ordinals neither here nor asked for nor at this site.
-        """
-        dealing = self._dealing
-        if dealing is None or not dealing.is_border or free & self.mine:
-            return []
-        ordinal = _late_one(free & spare & self.dealt, chance, 0)
-        if ordinal is None:
-            return []
-        self._take_over(1 << ordinal)
-        return [ordinal]
-
-    def _late_one_of_most(self, free: int, chance: Chance, spared: int) -> int | None:
-        most = max((free & brought for brought in self.brought.values()), key=int.bit_count, default=0)
-        return _late_one(most, chance, spared)
-
-    def _take_over(self, ordinals: int) -> None:
+    def take_over(self, ordinals: int) -> None:
         """Bring these in, which were dealt to other borders of this site: claim them."""
         self.mine |= ordinals
         self.taken |= ordinals
 
-    def _claimed(self, now_s: float) -> int:
+    def claimed_now(self, now_s: float) -> int:
         """Ordinals that other borders of this site have claimed just now."""
         return bits_of(ordinal for ordinal, until_s in self.claimed.items() if until_s > now_s)
 
-    def relieve(self, free: int, offered: int, home: int, chance: Chance, now_s: float) -> list[int]:
-        """Some of `free` to bring into this site in place of another border of it that is slow: claim them.
-
-        For a border that has nothing left of its own. `free` are ordinals neither here nor asked for nor at this site,
-        `offered` what peers of other sites than the seed's offer, `home` what seeds of this site do.
-        """
-        dealing = self._dealing
-        if dealing is None or not dealing.is_border or free & self.mine:
-            self.idle_since_s = math.inf
-            return []
-        self.idle_since_s = min(self.idle_since_s, now_s)
-        free &= self.dealt & (offered | home) & ~self._claimed(now_s)
-        slow = self._slowest(dealing, free & home, HOME_SPARED_S, now_s)
-        if slow:  # all of it is there to be taken, and it need not be waited for
-            taken = self._late_ones(slow, math.ceil(slow.bit_count() / HOME_SHARE), 0, chance)
-        else:
-            taken = self._relieve_fullest(dealing, free, chance, now_s)
-        self._take_over(bits_of(taken))
-        return taken
-
-    def _slowest(self, dealing: Dealing, free: int, least_s: float, now_s: float) -> int:
-        """What is left of the border that would take longest for it at the rate it had, if longer than that."""
-        by_others = bits_of(self.claimed) | self.taken
-        slowest = 0
-        for border, column in self._shares(dealing, self.dealt):
-            left, done = free & column, (column & ~free & ~by_others).bit_count()
-            left_s = left.bit_count() / max(done, 1) * (now_s - self.began_s)
-            if left_s > least_s and border not in self.unseen:  # those hear of no claim
-                slowest, least_s = left, left_s
-        return slowest
-
-    def _relieve_fullest(self, dealing: Dealing, free: int, chance: Chance, now_s: float) -> list[int]:
-        """After a while some of what the border with most left has: most of that is on its way to it."""
-        wait_s = RELIEF_S + 2 * self.took_s
-        if now_s - self.idle_since_s < wait_s:
-            return []
-        seen = (share for share in self._shares(dealing, free) if share[0] not in self.unseen)  # they hear of a claim
-        border, most = max(seen, key=lambda share: share[1].bit_count(), default=(b"", 0))
-        # The last few are on their way, unless that border has stopped. Where nothing has come to this one either, that
-        # is no sign: chunks may be large, and connections cold.
-        stopped = bool(border in self.progress_s or self.most_took_s) and self._silent_s(border, now_s) >= 2 * wait_s
-        spared = 0 if stopped else LEFT_TO_OWNER
-        return self._late_ones(most, max(1, most.bit_count() // RELIEF_SHARE), spared, chance)
-
-    @staticmethod
-    def _late_ones(of: int, count: int, spared: int, chance: Chance) -> list[int]:
-        taken = []
-        for _ in range(count):
-            ordinal = _late_one(of, chance, spared)
-            if ordinal is None:
-                break
-            of &= ~(1 << ordinal)
-            taken.append(ordinal)
-        return taken
-
-    def _shares(self, dealing: Dealing, ordinals: int) -> Iterator[tuple[bytes, int]]:
+    def shares(self, dealing: Dealing, ordinals: int) -> Iterator[tuple[bytes, int]]:
         """(border of this site, what of `ordinals` is dealt to it) for each."""
         return ((border, ordinals & column) for border, column in zip(dealing.borders, self.columns, strict=False))
-
-
-def _late_one(of: int, chance: Chance, spared: int) -> int | None:
-    """One ordinal of the later half of some, at random; None when they are no more than `spared`."""
-    ordinals = list(iterate(of))
-    if len(ordinals) <= spared:
-        return None
-    later = ordinals[len(ordinals) // 2 :]
-    return later[chance.randrange(len(later))]

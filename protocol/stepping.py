@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from .asking import Asking
 from .chance import Chance
 from .effects import Effect
+from .helping import help_out, relieve, sound_out
 from .link import Flight, Link
 from .messages import META_ORDINAL, RELEASED, SPARE, Claim
 from .picker import BLOB_PATIENCE_S, CLAIM_S, Plan
@@ -50,9 +51,9 @@ class Stepping:
         free = missing & ~near.data
         benched = self._benched()
         taken = list(data.step_in(free, far.data, now_s, benched))
-        taken += data.relieve(free, far.data, home, self._rng, now_s)
+        taken += relieve(data, free, far.data, home, self._rng, now_s)
         if free and self._is_idle():
-            taken += data.sound_out(free, now_s, benched)
+            taken += sound_out(data, free, now_s, benched)
         if taken:
             self._claim(series, bits_of(taken))
             self._blame(data.take_failed(), now_s)
@@ -115,10 +116,10 @@ class Stepping:
         spare &= free & far.data
         if not spare or not self._asking.comes_soon(series.entry((spare & -spare).bit_length() - 1)[1]):
             return False
-        taken = plan.help_out(free, spare, self._rng)
-        if taken:
-            self._claim(series, bits_of(taken))
-        return bool(taken)
+        taken = help_out(plan, free, spare, self._rng)
+        if taken is not None:
+            self._claim(series, 1 << taken)
+        return taken is not None
 
     def give_back(self, flight: Flight) -> None:
         """Hand back a chunk taken over from another border, which was refused: that one may get it where we cannot."""

@@ -4,8 +4,9 @@ import pytest
 from support.border import ATTEMPT, COUNT, MATE, ME, NODES, SEED, SIZE, Desk
 
 from patchswarm.protocol.asking import SLOW_MATE_S, STEAL_BEHIND_S
+from patchswarm.protocol.helping import LAST_PART
 from patchswarm.protocol.messages import Cancel, Claim, Request
-from patchswarm.protocol.picker import HOPE_S, LAST_PART
+from patchswarm.protocol.picker import HOPE_S
 from patchswarm.protocol.ranges import bits_of, iterate
 from patchswarm.protocol.series import ChunkSet
 
