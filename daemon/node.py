@@ -34,8 +34,9 @@ from .config import Config, Local, Stream
 from .desk import Desk
 from .errors import HomeError
 from .fleet.enrol import Issuer
-from .fleet.fleet import ChunkStored, Fleet, LocalEffect
+from .fleet.fleet import Fleet, LocalEffect
 from .fleet.identity import Identity
+from .fleet.intake import ChunkStored
 from .fleet.listener import bind
 from .home import Home, read_token
 from .joining import Joining

@@ -7,7 +7,8 @@ from typing import Final
 
 from ..protocol.effects import HeadMoved, RouteReady
 from ..protocol.manifest import Manifest
-from .fleet.fleet import ChunkStored, Fleet, LocalEffect
+from .fleet.fleet import Fleet, LocalEffect
+from .fleet.intake import ChunkStored
 from .lives import Lives, Moment
 from .replica import Replica
 

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -50,6 +50,7 @@ from .congestion import Uplink
 from .doors import Doors, Streams
 from .enrol import Issuer
 from .identity import Identity
+from .intake import ChunkStored, Intake
 from .lane import Lane
 from .lanes import LaneDesk, LaneWatch
 from .leaving import LEAVE_S, leave
@@ -65,19 +66,11 @@ from .view import View
 
 _log: Final = structlog.get_logger(__name__)
 
-FULL_DISK_WAIT_S: Final = 5.0
 LOOK_S: Final = 0.1
 """How often the core is told what has come, while it wants to be called."""
 
 NODES_PER_SECOND: Final = 50
 """Records that a node is willing to hear about each second, when all announce a new head."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkStored:
-    """A chunk came from a peer, verified, and is in the store."""
-
-    name: bytes
 
 
 LocalEffect = StreamKnown | HeadMoved | IndexHere | RouteReady | Dropped | ChunkStored
@@ -126,6 +119,7 @@ class Fleet:
         self.doors = Doors(self.swarm, issuer, client_tls, Reach(config.node), self._meet, self._dial_failed)
         self._desk = LaneDesk(config.limits.lanes, self._lane)
         self.tally = Tally()
+        self._intake = Intake(self.swarm, self._traffic, self.tally, local, self._spawn, self._carry_out)
         self._ledger = Ledger(catalog)
         self.uplink = Uplink(self._tell_lossy)
         self._lane_watch = LaneWatch(self._lanes)
@@ -507,33 +501,7 @@ class Fleet:
 
     def chunk_came(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""
-        self.swarm.chunk_here(peer.number, name)
-        self._traffic.came(len(body))
-        self._spawn(self._keep(peer, lane, name, body))
-
-    async def _keep(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
-        kept = await self._store_chunk(name, body, self._scope(peer))
-        now_s = self._now()
-        match kept:
-            case Kept.STORED:
-                self.swarm.chunk_arrived(peer.number, name, now_s, intact=True, secure=lane is None)
-            case Kept.DAMAGED:
-                _log.warning("damaged chunk", peer=peer.number, over="TLS" if lane is None else "lane")
-                if lane is not None:
-                    lane.close()
-                self.swarm.chunk_arrived(peer.number, name, now_s, intact=False, secure=lane is None)
-            case Kept.NO_ROOM:
-                self.swarm.fetch.hold_off(now_s + FULL_DISK_WAIT_S)
-                self.swarm.chunk_not_kept(peer.number, name, now_s)
-        self._carry_out()
-
-    async def _store_chunk(self, name: bytes, body: bytearray, scope: Scope) -> Kept:
-        """Verify a chunk that has come, keep it, count it, and say so on this host."""
-        kept = await self._traffic.keep(name, body)
-        self.tally.count(kept, len(body), scope)
-        if kept is Kept.STORED:
-            self._local(ChunkStored(name))
-        return kept
+        self._intake.came(peer.number, self._scope(peer), lane, name, body)
 
     # -- what no link brought -------------------------------------------------------------------------------
 
@@ -559,11 +527,7 @@ class Fleet:
 
     async def keep(self, name: bytes, body: bytearray) -> Kept:
         """Verify a chunk that no peer brought, and keep it."""
-        self._traffic.came(len(body))
-        kept = await self._store_chunk(name, body, "wan")
-        if kept is Kept.STORED:
-            self.stored(name)
-        return kept
+        return await self._intake.take(name, body)
 
     @staticmethod
     def _now() -> float:
