@@ -124,7 +124,7 @@ class Wire:
         end.lane = Lane(
             self.world.network,
             end.path,
-            lambda parcel: parcel.ends and far.node.chunk_came(far.number, parcel),
+            lambda parcel: self._came(far, parcel),
             lambda parcel: self._left(end, parcel),
         )
         if end.node.host.lie is Lie.TRICKLE:
@@ -165,6 +165,10 @@ class Wire:
             end.in_lane += parcel.size
             end.lane.send(parcel, parcel.size)
             self.world.clock.at(self.world.clock.now_s, end.node.chunk_left, end.number, parcel.name)
+
+    def _came(self, end: End, parcel: Parcel) -> None:
+        if parcel.ends:
+            end.node.chunk_came(end.number, parcel)
 
     def _left(self, end: End, parcel: Parcel) -> None:
         if not parcel.ends:

@@ -200,8 +200,8 @@ async def run(home: Home, attacks: list[str], addresses: list[str]) -> int:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, ending, return_exceptions=True)
-    for task in done - {ending}:
-        task.result()  # a mistake of the attack's, not of those who are attacked
+    for ended in done - {ending}:
+        ended.result()  # a mistake of the attack's, not of those who are attacked
     return attacker.hung_up
 
 

@@ -119,15 +119,16 @@ def dawdle(lies: Lies) -> None:
     async def slowly(self: Lane, name: bytes, sealed: bytes | bytearray) -> bool:
         if not ("stall" in lies or "trickle" in lies):
             return await send(self, name, sealed)
-        if self._transport is None:
+        transport = self._transport
+        if transport is None:
             return False
-        self._transport.write(self._codec.header(name, len(sealed)))
+        transport.write(self._codec.header(name, len(sealed)))
         for at in range(0, len(sealed), PIECE_BYTES):
             if "stall" in lies and at >= len(sealed) // 2:
                 await self.gone.wait()
-            if self._transport is None or self._transport.is_closing():
+            if self._transport is not transport or transport.is_closing():
                 return False
-            self._transport.write(sealed[at : at + PIECE_BYTES])
+            transport.write(sealed[at : at + PIECE_BYTES])
             if "trickle" in lies:
                 await asyncio.sleep(LOOK_S)
         return True
