@@ -200,7 +200,7 @@ class Making:
                 if draft.parent is not None:
                     files = stack.enter_context(self._replica.slots.hold(draft.parent))
                     parent = Parent(files, await asyncio.to_thread(self._parent_digests), draft.parent_checks)
-                cut, ends = self._cuts(opening)
+                cut, end = self._cuts(opening)
                 diff = self._diff = Diff(
                     draft.source,
                     parent,
@@ -211,7 +211,7 @@ class Making:
                     advanced=lambda size: hand_over(loop, self._advance, size),
                     codec=self._desk.codec,
                     cut=cut,
-                    ends=ends,
+                    end=end,
                     threads=self._desk.threads,
                 )
                 try:
@@ -268,7 +268,7 @@ class Making:
         return b"" if self._known is None else read_digests(self._desk.store, self._known)
 
     def _cuts(self, opening: Opening) -> tuple[Cut, Cut]:
-        """How the input is cut so that every border has chunks to bring in; and how its first and last parts are."""
+        """How the input is cut so that every border has chunks to bring in; and how its last part is."""
         share = 1.0
         if self._draft.parent is not None:
             known = self._known

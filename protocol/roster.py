@@ -26,10 +26,9 @@ MIN_CHUNKS: Final = 64
 """Chunks that a patch is cut into: so many for each border, so that their shares are alike, and no more, because each
 chunk costs every node the same work, however small it is; and so many at least, so that it is passed on as it comes."""
 
-FIRST_PART: Final = 0.05
 LAST_PART: Final = 0.1
 FINER: Final = 4
-"""Chunks of these parts are so many times as small: the first are passed on sooner, and all wait for the last."""
+"""Chunks of this part of a patch, its last, are so many times as small: for those everyone waits."""
 
 LEAST_FINER_BYTES: Final = 128 * 1024
 """But no smaller than this, where the others are larger: of those that are, a round trip is most of the cost."""
@@ -83,7 +82,7 @@ def chunks_for(borders: Iterable[int]) -> int:
 
 
 def finer(chunk_bytes: float) -> float:
-    """Size of the first and last chunks, given that of the others."""
+    """Size of the last chunks, given that of the others."""
     return min(max(chunk_bytes / FINER, LEAST_FINER_BYTES), chunk_bytes)
 
 

@@ -24,7 +24,7 @@ from ..protocol.codec.chunk import CodecOptions, EncodedChunk, Span, encode_span
 from ..protocol.elements import Kind, width_bytes
 from ..protocol.ids import digest
 from ..protocol.layout import BLOCK_BYTES, Layout, match_regions
-from ..protocol.roster import FIRST_PART, LAST_PART
+from ..protocol.roster import LAST_PART
 from .building import Building
 from .chunks import ChunkStore
 from .errors import StorageError
@@ -121,7 +121,7 @@ class _Block:
 class Diff:
     """Compares `source` with `parent` (None: a full transition) into sealed chunks and the slot in `building`.
 
-    The first and the last of the input are cut as `ends` says, the rest as `cut` does; no `ends`: all of it.
+    The last of the input is cut as `end` says, the rest as `cut` does; no `end`: all of it.
     Without a building the chunks are checked in memory. With `nice` the threads have the lowest priority.
 
     `seal(ordinal, contents)` gives the sealed bytes. `made` is called from worker threads for each chunk once it is
@@ -140,7 +140,7 @@ class Diff:
         *,
         codec: CodecOptions,
         cut: Cut,
-        ends: Cut | None = None,
+        end: Cut | None = None,
         threads: int,
         nice: bool = False,
     ) -> None:
@@ -153,7 +153,7 @@ class Diff:
         self._advanced = advanced
         self._codec = codec
         self._cut = cut
-        self._ends = ends or cut
+        self._end = end or cut
         self._threads = threads
         self._nice = nice
         self._layout: Layout = source.layout
@@ -191,10 +191,10 @@ class Diff:
     def _jobs(self) -> Iterator[tuple[list[_Block], Cut]]:
         """Consecutive blocks that go through the pass together, and how they are cut."""
         blocks = [_Block(number, *block) for number, block in enumerate(self._layout.blocks())]
-        first, last = len(blocks) * FIRST_PART, len(blocks) * (1 - LAST_PART)
+        last = len(blocks) * (1 - LAST_PART)
         at = 0
         while at < len(blocks):
-            cut = self._cut if at >= first and at + self._cut.job_blocks <= last else self._ends
+            cut = self._cut if at + self._cut.job_blocks <= last else self._end
             yield blocks[at : at + cut.job_blocks], cut
             at += cut.job_blocks
 
@@ -232,7 +232,7 @@ class Diff:
         if not hasattr(self._rooms, "blocks"):
             self._rooms.blocks = [
                 np.empty(BLOCK_BYTES + STRADDLE, np.uint8)
-                for _ in range(max(self._cut.job_blocks, self._ends.job_blocks))
+                for _ in range(max(self._cut.job_blocks, self._end.job_blocks))
             ]
         found: Sequence[Bytes] = self._rooms.blocks
         return found

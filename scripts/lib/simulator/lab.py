@@ -32,7 +32,7 @@ def lab_case(name: str, seed: int, encode_rate: float) -> tuple[Map, Patch]:
     size = found.size_bytes
     map_ = lab_map(found.plan)
     chunks = chunk_count(size, map_)
-    return map_, Patch(size, chunks, model_size=size, encode_rate=encode_rate, full=True, finer_ends=True)
+    return map_, Patch(size, chunks, model_size=size, encode_rate=encode_rate, full=True, finer_end=True)
 
 
 def lab_world(name: str, options: Options, encode_rate: float) -> World:
