@@ -32,7 +32,7 @@ from ..protocol.manifest import (
     TransitionPart,
 )
 from ..protocol.messages import ObjectKind
-from ..protocol.roster import build_roster, chunks_for, finer
+from ..protocol.roster import build_roster, chunks_for
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.building import Building
 from ..storage.checkpoint import Source
@@ -200,7 +200,6 @@ class Making:
                 if draft.parent is not None:
                     files = stack.enter_context(self._replica.slots.hold(draft.parent))
                     parent = Parent(files, await asyncio.to_thread(self._parent_digests), draft.parent_checks)
-                cut, end = self._cuts(opening)
                 diff = self._diff = Diff(
                     draft.source,
                     parent,
@@ -210,8 +209,7 @@ class Making:
                     made=lambda made: hand_over(loop, pages.add, made),
                     advanced=lambda size: hand_over(loop, self._advance, size),
                     codec=self._desk.codec,
-                    cut=cut,
-                    end=end,
+                    cut=self._cut(opening),
                     threads=self._desk.threads,
                 )
                 try:
@@ -267,8 +265,8 @@ class Making:
     def _parent_digests(self) -> bytes:
         return b"" if self._known is None else read_digests(self._desk.store, self._known)
 
-    def _cuts(self, opening: Opening) -> tuple[Cut, Cut]:
-        """How the input is cut so that every border has chunks to bring in; and how its last part is."""
+    def _cut(self, opening: Opening) -> Cut:
+        """How the input is cut so that every border has chunks to bring in."""
         share = 1.0
         if self._draft.parent is not None:
             known = self._known
@@ -277,14 +275,10 @@ class Making:
             if known is not None and measured:
                 share = max(sum(part.size for part in known.parts) / self._size, 1e-5)
         target = share * self._size / chunks_for(len(site.borders) for site in opening.roster)
-        chunk = min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-        return self._cut(chunk, share), self._cut(finer(chunk), share)
-
-    def _cut(self, chunk: float, share: float) -> Cut:
-        """Chunks of that many bytes, where contents are this share of the input."""
+        chunk = int(min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES))
         memory = max(self._desk.memory_limit // (4 * self._desk.threads), MIN_JOB_BYTES)
         job = int(min(max(chunk / share, MIN_JOB_BYTES), MAX_JOB_BYTES, memory))
-        return Cut(job, int(chunk) if self._draft.parent is None else MAX_CHUNK_BYTES)
+        return Cut(job, chunk if self._draft.parent is None else MAX_CHUNK_BYTES)
 
     def _advance(self, size: int) -> None:
         self._done_bytes += size

@@ -261,10 +261,7 @@ class Asking:
     def _steal(self, link: Link, series: Series, plan: Plan, bits: int, now_s: float) -> None:
         """Ask a seed with room for chunks that only it has and that were dealt to other sites."""
         while link.has_room() and not self._is_full():
-            left = bits & ~series.asked.data
-            ordinal, claimed = steal(plan, left & series.large, self._rng, now_s)  # small ones make the best end
-            if ordinal is None:
-                ordinal, claimed = steal(plan, left, self._rng, now_s)
+            ordinal, claimed = steal(plan, bits & ~series.asked.data, self._rng, now_s)
             if ordinal is None:
                 return
             claim = Claim(series.attempt, 0, ((ordinal, ordinal),))

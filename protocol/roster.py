@@ -26,13 +26,6 @@ MIN_CHUNKS: Final = 64
 """Chunks that a patch is cut into: so many for each border, so that their shares are alike, and no more, because each
 chunk costs every node the same work, however small it is; and so many at least, so that it is passed on as it comes."""
 
-LAST_PART: Final = 0.1
-FINER: Final = 4
-"""Chunks of this part of a patch, its last, are so many times as small: for those everyone waits."""
-
-LEAST_FINER_BYTES: Final = 128 * 1024
-"""But no smaller than this, where the others are larger: of those that are, a round trip is most of the cost."""
-
 MAX_PERIOD: Final = 4096
 """Chunks after which the dealing repeats, at most, whatever weights a roster has."""
 
@@ -79,11 +72,6 @@ def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes) -> tuple[Roster
 def chunks_for(borders: Iterable[int]) -> int:
     """Chunks that a patch should have, given how many borders each site of its roster has."""
     return max(MIN_CHUNKS, CHUNKS_PER_BORDER * sum(borders))
-
-
-def finer(chunk_bytes: float) -> float:
-    """Size of the last chunks, given that of the others."""
-    return min(max(chunk_bytes / FINER, LEAST_FINER_BYTES), chunk_bytes)
 
 
 def smooth_round_robin(weights: Iterable[int]) -> list[int]:

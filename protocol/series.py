@@ -14,7 +14,7 @@ from .errors import MessageError
 from .ids import digest, short
 from .manifest import BlobRef, IndexPage, Opening, Transition
 from .messages import META_ORDINAL
-from .ranges import bits_of, iterate, mask, to_ranges
+from .ranges import iterate, mask, to_ranges
 from .seal import index_entries
 
 MAX_CHUNKS: Final = 2**20
@@ -98,8 +98,6 @@ class Series:
     chunks: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     pages: dict[int, bytes] = field(default_factory=dict)  # first ordinal -> signed page
     named: int = 0  # bitmap of data ordinals whose name is known
-    large: int = 0  # those of them with more than half of the bytes of the largest
-    largest: int = 0
     have: ChunkSet = field(default_factory=ChunkSet)
     asked: ChunkSet = field(default_factory=ChunkSet)  # requests under way
     awaited: int = 0  # bitmap of data ordinals asked of a peer before it has them
@@ -145,16 +143,8 @@ class Series:
         for ordinal, entry in enumerate(entries, first):
             if self.chunks.setdefault(ordinal, entry) != entry:
                 raise MessageError(f"chunk {ordinal} of attempt {short(self.attempt)} has two names")
-        self._size_up(first, [size for _, size in entries])
         if entries:
             self.named |= mask(first, first + len(entries) - 1)
-
-    def _size_up(self, first: int, sizes: list[int]) -> None:
-        largest = max(sizes, default=0)
-        if largest > self.largest:
-            self.largest = largest
-            self.large = bits_of(ordinal for ordinal in iterate(self.large) if 2 * self.chunks[ordinal][1] > largest)
-        self.large |= bits_of(ordinal for ordinal, size in enumerate(sizes, first) if 2 * size > self.largest)
 
     def take_unplaced(self) -> list[int]:
         """Ordinals named since the last call, as HAVE numbers them."""

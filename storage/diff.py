@@ -24,7 +24,6 @@ from ..protocol.codec.chunk import CodecOptions, EncodedChunk, Span, encode_span
 from ..protocol.elements import Kind, width_bytes
 from ..protocol.ids import digest
 from ..protocol.layout import BLOCK_BYTES, Layout, match_regions
-from ..protocol.roster import LAST_PART
 from .building import Building
 from .chunks import ChunkStore
 from .errors import StorageError
@@ -121,7 +120,6 @@ class _Block:
 class Diff:
     """Compares `source` with `parent` (None: a full transition) into sealed chunks and the slot in `building`.
 
-    The last of the input is cut as `end` says, the rest as `cut` does; no `end`: all of it.
     Without a building the chunks are checked in memory. With `nice` the threads have the lowest priority.
 
     `seal(ordinal, contents)` gives the sealed bytes. `made` is called from worker threads for each chunk once it is
@@ -140,7 +138,6 @@ class Diff:
         *,
         codec: CodecOptions,
         cut: Cut,
-        end: Cut | None = None,
         threads: int,
         nice: bool = False,
     ) -> None:
@@ -153,7 +150,6 @@ class Diff:
         self._advanced = advanced
         self._codec = codec
         self._cut = cut
-        self._end = end or cut
         self._threads = threads
         self._nice = nice
         self._layout: Layout = source.layout
@@ -169,11 +165,12 @@ class Diff:
 
     def run(self) -> DiffResult:
         """Do the whole pass. Raises SourceChangedError, NoSpaceError, DiffStoppedError and what the store raises."""
+        blocks = (_Block(number, *block) for number, block in enumerate(self._layout.blocks()))
         with ThreadPoolExecutor(self._threads, "diff", _be_nice if self._nice else None) as pool:
             running: set[Future[None]] = set()
             try:
-                for job, cut in self._jobs():
-                    running.add(pool.submit(self._job, job, cut))
+                while job := list(itertools.islice(blocks, self._cut.job_blocks)):
+                    running.add(pool.submit(self._job, job))
                     if len(running) > self._threads:
                         running = _reap(running)
                 while running:
@@ -188,27 +185,17 @@ class Diff:
         self._result.chunks.sort(key=lambda made: made.ordinal)
         return self._result
 
-    def _jobs(self) -> Iterator[tuple[list[_Block], Cut]]:
-        """Consecutive blocks that go through the pass together, and how they are cut."""
-        blocks = [_Block(number, *block) for number, block in enumerate(self._layout.blocks())]
-        last = len(blocks) * (1 - LAST_PART)
-        at = 0
-        while at < len(blocks):
-            cut = self._cut if at + self._cut.job_blocks <= last else self._end
-            yield blocks[at : at + cut.job_blocks], cut
-            at += cut.job_blocks
-
-    def _job(self, blocks: Sequence[_Block], cut: Cut) -> None:
+    def _job(self, blocks: Sequence[_Block]) -> None:
         if self.stop.is_set():
             raise DiffStoppedError("the publish was stopped")
         clock = _Clock()
         read = []
         for block, room in zip(blocks, self._room(), strict=False):
             read.append(self._read(block, room, clock))
-        spans = [span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data, cut)]
+        spans = [span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data)]
         into = self._building or self._scratch(blocks, read, spans)
         clock.lap("check parent")
-        chunks = list(encode_spans(spans, self._codec, cut.contents_bytes))
+        chunks = list(encode_spans(spans, self._codec, self._cut.contents_bytes))
         clock.lap("encode")
         if not self._lead_there(chunks, spans, into, clock):
             for span in spans:
@@ -230,10 +217,7 @@ class Diff:
     def _room(self) -> Sequence[Bytes]:
         """Memory for the blocks of one job, of this thread alone: what is mapped once is not cleared for each job."""
         if not hasattr(self._rooms, "blocks"):
-            self._rooms.blocks = [
-                np.empty(BLOCK_BYTES + STRADDLE, np.uint8)
-                for _ in range(max(self._cut.job_blocks, self._end.job_blocks))
-            ]
+            self._rooms.blocks = [np.empty(BLOCK_BYTES + STRADDLE, np.uint8) for _ in range(self._cut.job_blocks)]
         found: Sequence[Bytes] = self._rooms.blocks
         return found
 
@@ -299,7 +283,7 @@ class Diff:
         self._result.checks[at : at + CHECK_BYTES] = checker.digest()
         return room[:size]
 
-    def _spans(self, block: _Block, data: Bytes, cut: Cut) -> Iterator[Span]:
+    def _spans(self, block: _Block, data: Bytes) -> Iterator[Span]:
         """The regions' elements that begin in `block`, beside the parent's bytes unless those are not to be trusted."""
         for region in self._regions(block):
             kind = self._kinds[region]
@@ -314,8 +298,8 @@ class Diff:
             if old is not None:
                 yield Span(region, kind, first, old, data[at : at + last - first])
                 continue
-            for piece in range(first, last, cut.piece_bytes):
-                size = min(cut.piece_bytes, last - piece)
+            for piece in range(first, last, self._cut.piece_bytes):
+                size = min(self._cut.piece_bytes, last - piece)
                 begin = start + piece - block.offset
                 yield Span(region, kind, piece, None, data[begin : begin + size])
 

@@ -124,22 +124,6 @@ def test_of_a_mate_with_a_slow_uplink_one_asks_for_each_chunk_and_the_others_aft
     assert desk.sent, "whose turn it was may be gone"
 
 
-def test_small_chunks_are_stolen_last_for_they_make_the_best_end(desk):
-    theirs = desk.plan.mine & ~desk.plan.owned
-    small = bits_of(list(iterate(theirs))[::2])
-    desk.series.missing = theirs
-    desk.series.large &= ~small
-    seed = desk.link(SEED)
-    seed.remember(ATTEMPT, ((0, COUNT - 1),))
-    stolen = bits_of(desk.asked_of()[SEED])
-    assert stolen
-    assert not stolen & small
-    for number in list(seed.flights):
-        seed.land(number, 1.0, arrived=True)
-    desk.series.missing = small
-    assert bits_of(desk.asked_of()[SEED]) & small
-
-
 def test_who_is_behind_with_passing_on_steals_nothing(desk):
     desk.behind_s = 2 * STEAL_BEHIND_S
     desk.series.missing = desk.plan.mine & ~desk.plan.owned

@@ -10,7 +10,7 @@ from patchswarm.protocol.errors import MessageError, SealError
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import IndexPage
 from patchswarm.protocol.messages import META_ORDINAL
-from patchswarm.protocol.ranges import iterate, to_ranges
+from patchswarm.protocol.ranges import to_ranges
 from patchswarm.protocol.seal import INDEX_ENTRY, open_blob
 from patchswarm.protocol.series import MAX_CHUNKS, MAX_META, ChunkSet, Series
 from patchswarm.protocol.signed import peek
@@ -207,14 +207,3 @@ def test_a_have_says_what_is_in_the_set_and_no_more(ordinals):
 def test_ordinals_that_no_series_can_have_are_refused(ranges):
     with pytest.raises(MessageError, match="no series has chunks"):
         ChunkSet().add_ranges(ranges)
-
-
-@given(st.lists(st.lists(st.integers(16, 1000), min_size=1, max_size=4), max_size=6))
-def test_large_are_those_of_more_than_half_of_the_largest(pages):
-    series = Series("qwen", b"a" * 16, (1, 1), b"")
-    sizes = []
-    for page in pages:
-        entries = b"".join(INDEX_ENTRY.pack(digest(bytes([len(sizes) + at])), size) for at, size in enumerate(page))
-        series.add_page(IndexPage("qwen", b"a" * 16, 0, len(sizes), entries), b"signed")
-        sizes += page
-    assert list(iterate(series.large)) == [at for at, size in enumerate(sizes) if 2 * size > max(sizes)]

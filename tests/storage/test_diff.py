@@ -126,35 +126,11 @@ def test_every_size_of_job_and_chunk_leads_there(tmp_path):
             {"cut": Cut(64 * BLOCK_BYTES, BLOCK_BYTES)},
             {"cut": Cut(BLOCK_BYTES, 1)},
             {"threads": 1},
-            {"end": Cut(BLOCK_BYTES, 1)},
         )
     ):
         head = Head(tmp_path / str(number))
         head.publish(**options)
         assert rebuilt(tmp_path / str(number), head)
-
-
-def test_the_last_chunks_are_smaller(tmp_path):
-    stream = Stream(tmp_path)
-    with stream.add(1, model(1, elements=24 * BLOCK_BYTES // 2)) as source:
-        sizes = []
-        Diff(
-            source,
-            None,
-            None,
-            ChunkStore(tmp_path / "chunks"),
-            lambda _, contents: contents,
-            lambda made: sizes.append(made.size),
-            lambda _: None,
-            codec=CodecOptions(bands=1),
-            cut=Cut(BLOCK_BYTES, BLOCK_BYTES),
-            end=Cut(BLOCK_BYTES, BLOCK_BYTES // 4),
-            threads=1,
-        ).run()
-    sizes = [size for size in sizes if size > 1000]  # the header, and what a region has over at its end
-    middle = len(sizes) // 2
-    assert sizes[0] > sizes[middle] / 2
-    assert max(sizes[-4:]) < sizes[middle] / 3
 
 
 @pytest.mark.parametrize("noted", [False, True], ids=["digests", "checks"])

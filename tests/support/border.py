@@ -46,7 +46,6 @@ class Desk:
             attempt=ATTEMPT,
             asked=ChunkSet(),
             missing=ALL,
-            large=ALL,
             missing_data=lambda: self.series.missing,
             missing_meta=lambda: 0,
             lacks_unasked=self._lacks_unasked,

@@ -93,8 +93,7 @@ def what_is_asked(asked: argparse.Namespace) -> tuple[Map, Patch]:
     members = even_sites(asked.nodes, asked.sites)
     map_ = map_of_sites(members, wan=asked.wan, access=access, seed=asked.seed, loss=asked.loss)
     chunks = asked.chunks or chunk_count(asked.patch, map_)
-    patch = Patch(int(asked.patch), chunks, encode_rate=asked.encode, finer_end=not asked.chunks)
-    return mixed(map_, asked.seed) if asked.mixed else map_, patch
+    return mixed(map_, asked.seed) if asked.mixed else map_, Patch(int(asked.patch), chunks, encode_rate=asked.encode)
 
 
 def run_targets(words: list[str], seed: int, json_path: Path | None) -> int:

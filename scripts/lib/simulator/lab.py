@@ -31,8 +31,7 @@ def lab_case(name: str, seed: int, encode_rate: float) -> tuple[Map, Patch]:
     found = case(name, seed)
     size = found.size_bytes
     map_ = lab_map(found.plan)
-    chunks = chunk_count(size, map_)
-    return map_, Patch(size, chunks, model_size=size, encode_rate=encode_rate, full=True, finer_end=True)
+    return map_, Patch(size, chunk_count(size, map_), model_size=size, encode_rate=encode_rate, full=True)
 
 
 def lab_world(name: str, options: Options, encode_rate: float) -> World:

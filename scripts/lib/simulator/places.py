@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from patchswarm.protocol.roster import LAST_PART, border_count, chunks_for, finer, most_borders
+from patchswarm.protocol.roster import border_count, chunks_for, most_borders
 
 MBIT: Final = 1e6 / 8
 GBIT: Final = 1e9 / 8
@@ -18,9 +18,6 @@ FAR_S: Final = 0.1
 """One-way delay between the two most distant sites that `map_of_sites` can draw."""
 
 NEAR_S: Final = 0.005
-LEAST_CUT: Final = 4
-"""Chunks in a patch whose end is cut finer than the rest."""
-
 TRICKLE_RATE: Final = 20_000.0
 """Bytes per second."""
 
@@ -117,7 +114,7 @@ def mixed(plain: Map, seed: int, *, slow_hosts: float = 0.1, slow_sites: float =
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What is published: sizes in bytes. Chunks are alike but for a few percent, and where its end is to be finer."""
+    """What is published: sizes in bytes. Chunks are alike but for a few percent."""
 
     size: int
     chunks: int
@@ -126,17 +123,6 @@ class Patch:
     """Bytes of patch that the head encodes per second; chunks leave as they are made."""
     full: bool = False
     """A full transition, from nothing; else hosts hold the version before."""
-    finer_end: bool = False
-    """The last chunks are as small as daemon/making makes them; there are more than `chunks` then."""
-
-    def chunk_bytes(self) -> list[float]:
-        """Mean sizes of the chunks in order, all of the patch together."""
-        size = self.size / self.chunks
-        if not self.finer_end or self.chunks < LEAST_CUT:
-            return [size] * self.chunks
-        last = max(1, round(LAST_PART * self.chunks))
-        times = round(size / finer(size))
-        return [size] * (self.chunks - last) + [size / times] * (last * times)
 
 
 def chunk_count(size: int, map_: Map) -> int:

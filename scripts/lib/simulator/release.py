@@ -142,8 +142,8 @@ class Release:
         return sum(size for _, size in (*self.chunks, *self.list_chunks))
 
     def _draw_chunks(self) -> list[tuple[bytes, int]]:
-        means = self.patch.chunk_bytes()
-        sizes = [max(64, round(mean * self._rng.uniform(0.95, 1.05))) for mean in means]
+        mean = self.patch.size / self.patch.chunks
+        sizes = [max(64, round(mean * self._rng.uniform(0.95, 1.05))) for _ in range(self.patch.chunks)]
         return [(self._rng.randbytes(32), size) for size in sizes]
 
     def _blob(self, size: int, root: bytes | None = None) -> BlobRef:

@@ -50,7 +50,7 @@ class Scenario:
 
 
 def _patch(size: int = _PATCH, chunks: int | None = None) -> Callable[[Map], Patch]:
-    return lambda map_: Patch(size, chunks or chunk_count(size, map_), finer_end=not chunks)
+    return lambda map_: Patch(size, chunks or chunk_count(size, map_))
 
 
 def _even(sites: int, members: int, **more: float | bool) -> Callable[[int], Map]:
