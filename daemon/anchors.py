@@ -27,7 +27,7 @@ from ..protocol.manifest import Header, Opening, OpeningPart, Route, Subject, Tr
 from ..protocol.messages import ObjectKind
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.base import BaseSource
-from ..storage.diff import Cut, Diff, DiffResult, DiffStoppedError, Made
+from ..storage.diff import Diff, DiffResult, DiffStoppedError, Made
 from ..storage.errors import BaseDiffersError, SlotGoneError, StorageError
 from ..storage.files import Files
 from ..storage.held import HeldSlot
@@ -268,10 +268,8 @@ class Anchors:
             made=keep,
             advanced=lambda _: None,
             codec=desk.codec,
-            cut=Cut(
-                max(desk.memory_limit // (8 * desk.threads), MIN_JOB_BYTES),
-                MAX_CHUNK_BYTES if parent is not None else min(chunk_bytes, MAX_CHUNK_BYTES),
-            ),
+            job_bytes=max(desk.memory_limit // (8 * desk.threads), MIN_JOB_BYTES),
+            chunk_bytes=MAX_CHUNK_BYTES if parent is not None else min(chunk_bytes, MAX_CHUNK_BYTES),
             threads=max(1, desk.threads // 2),
             nice=True,
         )

@@ -36,7 +36,7 @@ from ..protocol.roster import build_roster, chunks_for
 from ..protocol.seal import INDEX_ENTRY, ChunkSealer
 from ..storage.building import Building
 from ..storage.checkpoint import Source
-from ..storage.diff import Cut, Diff, DiffResult
+from ..storage.diff import Diff, DiffResult
 from ..storage.errors import SlotsBusyError, StorageError
 from ..storage.slots import Slot
 from ..storage.trust import Parent
@@ -200,6 +200,7 @@ class Making:
                 if draft.parent is not None:
                     files = stack.enter_context(self._replica.slots.hold(draft.parent))
                     parent = Parent(files, await asyncio.to_thread(self._parent_digests), draft.parent_checks)
+                job_bytes, chunk_bytes = self._sizes(opening)
                 diff = self._diff = Diff(
                     draft.source,
                     parent,
@@ -209,7 +210,8 @@ class Making:
                     made=lambda made: hand_over(loop, pages.add, made),
                     advanced=lambda size: hand_over(loop, self._advance, size),
                     codec=self._desk.codec,
-                    cut=self._cut(opening),
+                    job_bytes=job_bytes,
+                    chunk_bytes=chunk_bytes if draft.parent is None else MAX_CHUNK_BYTES,
                     threads=self._desk.threads,
                 )
                 try:
@@ -265,8 +267,8 @@ class Making:
     def _parent_digests(self) -> bytes:
         return b"" if self._known is None else read_digests(self._desk.store, self._known)
 
-    def _cut(self, opening: Opening) -> Cut:
-        """How the input is cut so that every border has chunks to bring in."""
+    def _sizes(self, opening: Opening) -> tuple[int, int]:
+        """(input of one job, contents of one chunk), in bytes: so that every border has chunks to bring in."""
         share = 1.0
         if self._draft.parent is not None:
             known = self._known
@@ -277,8 +279,7 @@ class Making:
         target = share * self._size / chunks_for(len(site.borders) for site in opening.roster)
         chunk = int(min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES))
         memory = max(self._desk.memory_limit // (4 * self._desk.threads), MIN_JOB_BYTES)
-        job = int(min(max(chunk / share, MIN_JOB_BYTES), MAX_JOB_BYTES, memory))
-        return Cut(job, chunk if self._draft.parent is None else MAX_CHUNK_BYTES)
+        return int(min(max(chunk / share, MIN_JOB_BYTES), MAX_JOB_BYTES, memory)), chunk
 
     def _advance(self, size: int) -> None:
         self._done_bytes += size

@@ -124,7 +124,7 @@ def relieve(plan: Plan, free: int, offered: int, home: int, chance: Chance, now_
         return []
     plan.idle_since_s = min(plan.idle_since_s, now_s)
     free &= plan.dealt & (offered | home) & ~plan.claimed_now(now_s)
-    slow = _slowest(plan, dealing, free & home, HOME_SPARED_S, now_s)
+    slow = _slowest(plan, dealing, free & home, now_s)
     if slow:  # all of it is there to be taken, and it need not be waited for
         taken = _late_ones(slow, math.ceil(slow.bit_count() / HOME_SHARE), 0, chance)
     else:
@@ -133,15 +133,15 @@ def relieve(plan: Plan, free: int, offered: int, home: int, chance: Chance, now_
     return taken
 
 
-def _slowest(plan: Plan, dealing: Dealing, free: int, least_s: float, now_s: float) -> int:
-    """What is left of the border that would take longest for it at the rate it had, if longer than that."""
+def _slowest(plan: Plan, dealing: Dealing, free: int, now_s: float) -> int:
+    """What is left of the border that would take longest for it at the rate it had, if longer than HOME_SPARED_S."""
     by_others = bits_of(plan.claimed) | plan.taken
-    slowest = 0
+    slowest, most_s = 0, HOME_SPARED_S
     for border, column in plan.shares(dealing, plan.dealt):
         left, done = free & column, (column & ~free & ~by_others).bit_count()
         left_s = left.bit_count() / max(done, 1) * (now_s - plan.began_s)
-        if left_s > least_s and border not in plan.unseen:  # those hear of no claim
-            slowest, least_s = left, left_s
+        if left_s > most_s and border not in plan.unseen:  # those hear of no claim
+            slowest, most_s = left, left_s
     return slowest
 
 

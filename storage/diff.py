@@ -66,32 +66,6 @@ class Made:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How finely the input is cut: bytes of it that one job takes, and bytes of contents in one chunk, at most.
-
-    Contents of a whole region hardly shrink, so there the input is cut as the chunks are to be.
-    """
-
-    job_bytes: int
-    chunk_bytes: int
-
-    @property
-    def job_blocks(self) -> int:
-        """Blocks that one job takes."""
-        return max(1, self.job_bytes // BLOCK_BYTES)
-
-    @property
-    def piece_bytes(self) -> int:
-        """Input of one chunk without a parent: whole elements of any kind."""
-        return min(max(self.chunk_bytes, MIN_PIECE_BYTES) // STRADDLE * STRADDLE, BLOCK_BYTES)
-
-    @property
-    def contents_bytes(self) -> int:
-        """Contents of one chunk."""
-        return min(max(self.chunk_bytes, MIN_PIECE_BYTES), MAX_CONTENTS)
-
-
 @dataclass(slots=True)
 class DiffResult:
     """What a pass found. `seconds` are summed over threads, by stage."""
@@ -137,7 +111,8 @@ class Diff:
         advanced: Callable[[int], None],
         *,
         codec: CodecOptions,
-        cut: Cut,
+        job_bytes: int,
+        chunk_bytes: int,
         threads: int,
         nice: bool = False,
     ) -> None:
@@ -149,7 +124,10 @@ class Diff:
         self._made = made
         self._advanced = advanced
         self._codec = codec
-        self._cut = cut
+        # Contents of a whole region hardly shrink, so there the input is cut as the chunks are to be.
+        self._piece_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES) // STRADDLE * STRADDLE, BLOCK_BYTES)
+        self._chunk_bytes = min(max(chunk_bytes, MIN_PIECE_BYTES), MAX_CONTENTS)
+        self._job_blocks = max(1, job_bytes // BLOCK_BYTES)
         self._threads = threads
         self._nice = nice
         self._layout: Layout = source.layout
@@ -169,7 +147,7 @@ class Diff:
         with ThreadPoolExecutor(self._threads, "diff", _be_nice if self._nice else None) as pool:
             running: set[Future[None]] = set()
             try:
-                while job := list(itertools.islice(blocks, self._cut.job_blocks)):
+                while job := list(itertools.islice(blocks, self._job_blocks)):
                     running.add(pool.submit(self._job, job))
                     if len(running) > self._threads:
                         running = _reap(running)
@@ -195,7 +173,7 @@ class Diff:
         spans = [span for block, data in zip(blocks, read, strict=True) for span in self._spans(block, data)]
         into = self._building or self._scratch(blocks, read, spans)
         clock.lap("check parent")
-        chunks = list(encode_spans(spans, self._codec, self._cut.contents_bytes))
+        chunks = list(encode_spans(spans, self._codec, self._chunk_bytes))
         clock.lap("encode")
         if not self._lead_there(chunks, spans, into, clock):
             for span in spans:
@@ -217,7 +195,7 @@ class Diff:
     def _room(self) -> Sequence[Bytes]:
         """Memory for the blocks of one job, of this thread alone: what is mapped once is not cleared for each job."""
         if not hasattr(self._rooms, "blocks"):
-            self._rooms.blocks = [np.empty(BLOCK_BYTES + STRADDLE, np.uint8) for _ in range(self._cut.job_blocks)]
+            self._rooms.blocks = [np.empty(BLOCK_BYTES + STRADDLE, np.uint8) for _ in range(self._job_blocks)]
         found: Sequence[Bytes] = self._rooms.blocks
         return found
 
@@ -298,8 +276,8 @@ class Diff:
             if old is not None:
                 yield Span(region, kind, first, old, data[at : at + last - first])
                 continue
-            for piece in range(first, last, self._cut.piece_bytes):
-                size = min(self._cut.piece_bytes, last - piece)
+            for piece in range(first, last, self._piece_bytes):
+                size = min(self._piece_bytes, last - piece)
                 begin = start + piece - block.offset
                 yield Span(region, kind, piece, None, data[begin : begin + size])
 

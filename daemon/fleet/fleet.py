@@ -527,7 +527,10 @@ class Fleet:
 
     async def keep(self, name: bytes, body: bytearray) -> Kept:
         """Verify a chunk that no peer brought, and keep it."""
-        return await self._intake.take(name, body)
+        kept = await self._intake.take(name, body)
+        if kept is Kept.STORED:
+            self.stored(name)
+        return kept
 
     @staticmethod
     def _now() -> float:

@@ -55,13 +55,9 @@ class Intake:
         self._spawn(self._keep(link, scope, lane, name, body))
 
     async def take(self, name: bytes, body: bytearray) -> Kept:
-        """Verify a chunk that no peer brought, and keep it."""
+        """Verify a chunk that no peer brought, and keep it; the core is still to be told."""
         self._traffic.came(len(body))
-        kept = await self._store(name, body, "wan")
-        if kept is Kept.STORED:
-            self._swarm.fetch.stored(name, time.monotonic())
-            self._carry_out()
-        return kept
+        return await self._store(name, body, "wan")
 
     async def _keep(self, link: int, scope: Scope, lane: Lane | None, name: bytes, body: bytearray) -> None:
         kept = await self._store(name, body, scope)

@@ -33,7 +33,7 @@ from patchswarm.storage.building import Building
 from patchswarm.storage.catalog import Catalog
 from patchswarm.storage.checkpoint import scan
 from patchswarm.storage.chunks import ChunkStore
-from patchswarm.storage.diff import Cut, Diff, DiffResult
+from patchswarm.storage.diff import Diff, DiffResult
 from patchswarm.storage.slots import StreamSlots
 from patchswarm.storage.trust import Parent
 
@@ -126,7 +126,8 @@ class Node:
                     lambda _: None,
                     lambda _: None,
                     codec=CodecOptions(),
-                    cut=Cut(BLOCKS_PER_CHUNK * BLOCK_BYTES, BLOCK_BYTES),
+                    job_bytes=BLOCKS_PER_CHUNK * BLOCK_BYTES,
+                    chunk_bytes=BLOCK_BYTES,
                     threads=threads,
                 )
                 return diff.run()

@@ -7,7 +7,7 @@ from support.streams import Stream, manifest_of, model, safetensors_bytes
 from patchswarm.protocol.codec.chunk import CodecOptions
 from patchswarm.protocol.layout import BLOCK_BYTES
 from patchswarm.storage.chunks import ChunkStore
-from patchswarm.storage.diff import Cut, Diff, DiffStoppedError
+from patchswarm.storage.diff import Diff, DiffStoppedError
 from patchswarm.storage.errors import SourceChangedError
 from patchswarm.storage.trust import Checker, Parent
 from patchswarm.storage.verify import block_digests
@@ -28,7 +28,7 @@ class Head:
         self.advanced = 0
 
     def diff(self, parent, building, **options):
-        options = {"cut": Cut(BLOCK_BYTES, BLOCK_BYTES), "threads": 2} | options
+        options = {"job_bytes": BLOCK_BYTES, "chunk_bytes": BLOCK_BYTES, "threads": 2} | options
         return Diff(
             self.stream.source(2),
             parent,
@@ -121,13 +121,7 @@ def test_checks_that_are_not_of_this_version_leave_it_to_the_digests(head, tmp_p
 
 
 def test_every_size_of_job_and_chunk_leads_there(tmp_path):
-    for number, options in enumerate(
-        (
-            {"cut": Cut(64 * BLOCK_BYTES, BLOCK_BYTES)},
-            {"cut": Cut(BLOCK_BYTES, 1)},
-            {"threads": 1},
-        )
-    ):
+    for number, options in enumerate(({"job_bytes": 64 * BLOCK_BYTES}, {"chunk_bytes": 1}, {"threads": 1})):
         head = Head(tmp_path / str(number))
         head.publish(**options)
         assert rebuilt(tmp_path / str(number), head)
@@ -186,7 +180,7 @@ def straddling(seed, moved=0):
 @pytest.mark.parametrize("share", [0, 1])
 def test_values_that_lie_across_the_blocks_of_two_jobs_are_compared_by_the_job_that_writes_them(tmp_path, share):
     head = Head(tmp_path, one=straddling(1), two=straddling(1, 1) if share else straddling(2))
-    found, slot = head.publish(threads=4)
+    found, slot = head.publish(job_bytes=BLOCK_BYTES, threads=4)
     assert found.mended_jobs == 0
     assert head.stream.holds(slot, 2)
 

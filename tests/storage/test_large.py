@@ -12,7 +12,7 @@ from patchswarm.protocol.codec.chunk import CodecOptions
 from patchswarm.protocol.ids import digest
 from patchswarm.storage.checkpoint import scan
 from patchswarm.storage.chunks import ChunkStore
-from patchswarm.storage.diff import Cut, Diff
+from patchswarm.storage.diff import Diff
 from patchswarm.storage.trust import Parent
 
 MANY = 2**31 + 12_345  # elements of one byte
@@ -61,7 +61,8 @@ def publish(stream, store, version):
             lambda _: None,
             lambda _: None,
             codec=CodecOptions(),
-            cut=Cut(64 << 20, 4 << 20),
+            job_bytes=64 << 20,
+            chunk_bytes=4 << 20,
             threads=2,
         ).run()
 
