@@ -25,6 +25,7 @@ from ..storage.scrub import ScrubReport, scrub_chunks
 from ..storage.slot_dir import Found, SlotDirectory, open_slot_dir
 from ..storage.slots import StreamSlots
 from ..storage.space import Space
+from . import memory
 from .anchors import Anchors
 from .attending import attend
 from .background import in_thread
@@ -73,6 +74,7 @@ async def serve(root: Path, config: Config, identity: Identity, manager: Service
     with contextlib.ExitStack() as stack:
         if listening is not None:
             stack.callback(listening.close)
+        memory.keep_freed()
         await _compile()
         _keep_what_is_loaded()
         try:

@@ -121,6 +121,7 @@ class Retention:
     async def shrink(self, replica: Replica) -> None:
         """Delete everything that is not needed: the disk is full."""
         await self._delete(replica, Limits(count=1, size_bytes=0))
+        await asyncio.to_thread(self._store.free_spares)
 
     async def _delete(self, replica: Replica, limits: Limits) -> None:
         gossip, view, now = self._fleet.swarm.gossip, self._fleet.view, time.time()

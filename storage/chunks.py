@@ -2,13 +2,18 @@
 
 A chunk is written beside its place and renamed into it, so a name never stands for half a chunk while the
 machine lives. After a crash of the machine it may: a chunk found at opening is hashed before it is first given out.
+
+Some files of chunks that were removed are kept to be written over: their memory and blocks need not be found anew,
+which is most of what a small file costs.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +23,13 @@ from .files import Files, make_folders, read_file, remove_file, sync_folder, wri
 
 _NAME_BYTES: Final = 32
 _TEMPORARY: Final = ".new-"
+_SPARE: Final = ".spare-"
+
+SPARE_BYTES: Final = 256 * 1024 * 1024
+"""So much, at most, lies in files that are kept to be written over,"""
+
+SPARE_SHARE: Final = 100
+"""and at most this part of the file system."""
 
 
 class ChunkStore:
@@ -29,15 +41,21 @@ class ChunkStore:
         self._lock = threading.Lock()
         self._sizes: dict[bytes, int] = {}
         self._trusted: set[bytes] = set()
+        self._being_read: Counter[bytes] = Counter()
+        self._spares: list[tuple[Path, int]] = []
+        self._spare_bytes = 0
         self._total_bytes = 0
         self._serial = itertools.count()
         make_folders(self._files, root)
+        self._spare_limit = min(SPARE_BYTES, self._files.total_bytes(root) // SPARE_SHARE)
         self._folders: dict[str, bool] = {}  # name to "is its own name durable"
         self._recover()
 
     def _recover(self) -> None:
         for folder in self._files.entries(self._root):
             if not folder.is_folder:
+                if folder.name.startswith(_SPARE):
+                    remove_file(self._files, self._root / folder.name)
                 continue
             self._folders[folder.name] = False
             for entry in self._files.entries(self._root / folder.name):
@@ -71,7 +89,7 @@ class ChunkStore:
         if present and not sync:
             return
         self._make_folder(path.parent, sync=sync)
-        temporary = path.parent / f"{_TEMPORARY}{serial}-{path.name[:16]}"
+        temporary = self._take_spare() or path.parent / f"{_TEMPORARY}{serial}-{path.name[:16]}"
         write_file(self._files, path, sealed, sync=sync, temporary=temporary)
         with self._lock:
             self._remember(name, len(sealed))
@@ -79,13 +97,13 @@ class ChunkStore:
 
     def get(self, name: bytes) -> bytes:
         """A chunk's sealed bytes. Raises ChunkMissingError; ChunkCorruptError, and forgets it, when it is torn."""
-        if not self.has(name):
-            raise ChunkMissingError(f"chunk {short(name)} is not in {self._root}: fetch it again")
         path = self._path(name)
         try:
-            data = read_file(self._files, path, limit=MAX_CHUNK_BYTES)
+            with self._reading(name):
+                data = read_file(self._files, path, limit=MAX_CHUNK_BYTES)
         except FileNotFoundError:
-            self._forget(name)
+            with self._lock:
+                self._forget(name)
             raise ChunkMissingError(f"chunk {short(name)} vanished from {path}: fetch it again") from None
         except ValueError:
             data = b""
@@ -125,8 +143,32 @@ class ChunkStore:
 
     def remove(self, name: bytes) -> None:
         """Forget a chunk; no error when it is not here."""
-        self._forget(name)
-        remove_file(self._files, self._path(name))
+        path = self._path(name)
+        with self._lock:
+            size = self._sizes.get(name, 0)
+            self._forget(name)
+            # Whoever reads it has the file open, and would read what is written over it.
+            keeps = size and name not in self._being_read and self._spare_bytes + size <= self._spare_limit
+            if keeps:
+                self._spare_bytes += size
+                spare = self._root / f"{_SPARE}{next(self._serial)}"
+        if not keeps:
+            remove_file(self._files, path)
+            return
+        try:
+            self._files.rename(path, spare)
+        except OSError:
+            with self._lock:
+                self._spare_bytes -= size
+            remove_file(self._files, path)
+            return
+        with self._lock:
+            self._spares.append((spare, size))
+
+    def free_spares(self) -> None:
+        """Give the files that are kept to be written over back to the file system, which is full."""
+        while spare := self._take_spare():
+            remove_file(self._files, spare)
 
     def names(self) -> list[bytes]:
         """Names of all chunks here."""
@@ -157,6 +199,29 @@ class ChunkStore:
             sync_folder(self._files, folder)
             self._make_folder(folder, sync=True)
 
+    @contextmanager
+    def _reading(self, name: bytes) -> Iterator[None]:
+        """Keep the file of a chunk from being written over. Raises ChunkMissingError."""
+        with self._lock:
+            if name not in self._sizes:
+                raise ChunkMissingError(f"chunk {short(name)} is not in {self._root}: fetch it again")
+            self._being_read[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._being_read[name] -= 1
+                if not self._being_read[name]:
+                    del self._being_read[name]
+
+    def _take_spare(self) -> Path | None:
+        with self._lock:
+            if not self._spares:
+                return None
+            path, size = self._spares.pop()
+            self._spare_bytes -= size
+            return path
+
     def _path(self, name: bytes) -> Path:
         text = name.hex()
         return self._root / text[:2] / text
@@ -174,9 +239,8 @@ class ChunkStore:
         self._sizes[name] = size
 
     def _forget(self, name: bytes) -> None:
-        with self._lock:
-            self._trusted.discard(name)
-            self._total_bytes -= self._sizes.pop(name, 0)
+        self._trusted.discard(name)
+        self._total_bytes -= self._sizes.pop(name, 0)
 
 
 def _name_of(text: str) -> bytes | None:

@@ -207,8 +207,8 @@ def write_file(
         try:
             fd = files.open_write(temporary)
             try:
-                files.truncate(fd, 0)
                 write_at(files, fd, memoryview(data), 0)
+                files.truncate(fd, len(data))  # afterwards: what the file had is written over, not freed first
                 if sync:
                     files.sync(fd)
             finally:

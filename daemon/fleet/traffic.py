@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from .pacing import Pacer
 _log: Final = structlog.get_logger(__name__)
 
 _TIMER_SLACK_S: Final = 0.001
-_THREADS: Final = 4
+_THREADS: Final = min(4, os.cpu_count() or 1)
+"""More than there are cores only hand the interpreter to and fro."""
+
 _RECENT_SHARE: Final = 8
 """Part of the memory limit that may hold chunks for those who ask for what has just come."""
 

@@ -1,5 +1,7 @@
 """The chunk store gives out exactly the bytes that a name names, or says that it cannot."""
 
+import threading
+
 import pytest
 
 from patchswarm.protocol.ids import digest
@@ -62,7 +64,9 @@ def test_a_removed_chunk_is_gone(store, tmp_path):
     store.remove(NAME)
     assert not store.has(NAME)
     assert store.total_bytes == 0
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not list(tmp_path.rglob(NAME.hex()))
+    with pytest.raises(ChunkMissingError):
+        store.get(NAME)
 
 
 def test_chunks_are_there_after_a_restart(store, tmp_path):
@@ -157,3 +161,71 @@ def test_chunks_put_without_sync_can_be_made_durable_later(tmp_path):
     assert files.calls == ["rename", "sync", "sync", "sync"]
     with pytest.raises(ChunkMissingError):
         store.sync([digest(b"nothing")])
+
+
+SHORT = b"shorter"
+
+
+def test_a_removed_chunks_file_is_written_over(store, tmp_path):
+    store.put(NAME, DATA)
+    inode = the_file(tmp_path).stat().st_ino
+    store.remove(NAME)
+    store.put(digest(SHORT), SHORT)
+    assert the_file(tmp_path).stat().st_ino == inode
+    assert the_file(tmp_path).read_bytes() == SHORT
+    assert store.get(digest(SHORT)) == SHORT
+    assert store.total_bytes == len(SHORT)
+
+
+def test_a_shorter_file_is_written_over_by_a_longer_one(store, tmp_path):
+    store.put(digest(SHORT), SHORT)
+    store.remove(digest(SHORT))
+    store.put(NAME, DATA, sync=True)
+    assert ChunkStore(tmp_path / "chunks").get(NAME) == DATA
+
+
+def test_only_so_much_is_kept_to_be_written_over(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_spare_limit", 2 * len(DATA))
+    all_of_it = [bytes([number]) + DATA[1:] for number in range(4)]
+    for data in all_of_it:
+        store.put(digest(data), data)
+    for data in all_of_it:
+        store.remove(digest(data))
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+    store.free_spares()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_files_to_be_written_over_are_removed_at_opening(store, tmp_path):
+    store.put(NAME, DATA)
+    store.remove(NAME)
+    assert ChunkStore(tmp_path / "chunks").names() == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+class Slow(Files):
+    """Stops in the middle of reading until it may go on."""
+
+    def __init__(self):
+        self.opened, self.may_go_on = threading.Event(), threading.Event()
+
+    def pread(self, fd, size, offset):
+        self.opened.set()
+        assert self.may_go_on.wait(10)
+        return super().pread(fd, size, offset)
+
+
+def test_a_file_that_is_being_read_is_not_written_over(tmp_path):
+    files = Slow()
+    store = ChunkStore(tmp_path / "chunks", files)
+    other = b"?" * len(DATA)
+    store.put(NAME, DATA)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(store.get(NAME)))
+    reader.start()
+    assert files.opened.wait(10)
+    store.remove(NAME)
+    store.put(digest(other), other)
+    files.may_go_on.set()
+    reader.join(10)
+    assert got == [DATA]

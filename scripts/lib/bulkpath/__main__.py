@@ -16,9 +16,11 @@ from typing import Any
 
 from targets import Target, exit_code, summary
 
+from patchswarm.daemon import memory
 from patchswarm.daemon.fleet import identity
 from patchswarm.daemon.home import Home
 from patchswarm.protocol.ids import digest
+from patchswarm.storage.chunks import ChunkStore
 from patchswarm.storage.files import Files, read_file, write_file
 
 from .material import DISTINCT, contents, sealer
@@ -79,20 +81,22 @@ def stages(chunks: int, size: int, folder: Path) -> dict[str, float]:
     making = sealer()
     plain = [contents(number, size) for number in range(DISTINCT)]
     sealed = [making.seal(number, plain[number]) for number in range(DISTINCT)]
-    files, place = Files(), folder / "stage"
+    names = [digest(each) for each in sealed]
+    files, place, store = Files(), folder / "stage", ChunkStore(folder / "stage-store")
     place.mkdir()
     for number in range(DISTINCT):
         write_file(files, place / str(number), sealed[number], sync=False)
 
-    def store(number: int) -> None:
-        write_file(files, place / f"{number}.stored", sealed[number], sync=False)
-        files.unlink(place / f"{number}.stored")
+    def keep(number: int) -> None:
+        store.put(names[number], sealed[number])
+        store.remove(names[number])
 
+    hashing = stage(lambda number: digest(sealed[number]), chunks, size)
     return {
-        "hash": stage(lambda number: digest(sealed[number]), chunks, size),
+        "hash": hashing,
         "seal": stage(lambda number: making.seal(number, plain[number]), chunks, size),
         "open": stage(lambda number: making.open(number, sealed[number]), chunks, size),
-        "store": stage(store, chunks, size),
+        "store": stage(keep, chunks, size) - hashing,  # the store looks at what it is given
         "load": stage(lambda number: read_file(files, place / str(number), limit=2 * size), chunks, size),
     }
 
@@ -156,10 +160,11 @@ def main() -> int:
     parser.add_argument("--chunk-kib", type=int, default=1024, metavar="N", help="size of a chunk (default: 1024)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
+    memory.keep_freed()  # as the daemon does
     size = options.chunk_kib * 1024
     chunks = max(int(options.gb * GB / size), DISTINCT)
-    memory = Path("/dev/shm")  # noqa: S108 -- only mkdtemp makes anything there
-    folder = Path(tempfile.mkdtemp(prefix="bench-path-", dir=memory if memory.is_dir() else None))
+    shared = Path("/dev/shm")  # noqa: S108 -- only mkdtemp makes anything there
+    folder = Path(tempfile.mkdtemp(prefix="bench-path-", dir=shared if shared.is_dir() else None))
     try:
         load = os.getloadavg()[0]
         found = measure(chunks, size, folder)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from patchswarm.daemon import memory
 from patchswarm.daemon.config import Limits
 from patchswarm.daemon.fleet.identity import Identity
 from patchswarm.daemon.fleet.lane import Lane
@@ -182,5 +183,6 @@ async def run(role: str, kind: str, port: int, chunks: int, size: int, folder: P
 
 if __name__ == "__main__":
     name, kind, port, chunks, size, folder = sys.argv[1:]
+    memory.keep_freed()  # as the daemon does
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(name, kind, int(port), int(chunks), int(size), Path(folder)))
