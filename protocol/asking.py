@@ -184,14 +184,18 @@ class Asking:
         bits &= ~deferred.data
         if link.site == site:
             bits &= plan.allowed(link, site)
+            if bits and link.node in plan.seeds:
+                bits &= ~self._sooner_across(link, series, plan, bits)
             self._depart(link, series, bits & ~self._left_to_mates(link, series, plan, bits, now_s), 0, now_s)
             return
         if link.node in plan.seeds and self._serving.behind_s(now_s) > BEHIND_S:
             return  # what others are to get from here comes first
         if link.node not in plan.seeds and not bits & plan.allowed(link, site):
             return
-        near, far = self.offered(series, plan)
+        near, far = self.offered(series, plan, seeds=False)
         bits &= ~near.data
+        if bits:
+            bits &= ~self._left_to_home_seeds(link, series, plan, bits)
         here = bits & plan.allowed(link, site)
         if here and link.node in plan.seeds:
             here &= ~self._passed_on(series, plan)
@@ -208,7 +212,7 @@ class Asking:
         """
         if not bits or plan.dealing is None or link.node in plan.seeds or not link.goodput:
             return 0
-        if link.wait_s(series.entry((bits & -bits).bit_length() - 1)[1]) < SLOW_MATE_S:
+        if link.wait_s(_size_of_one(series, bits)) < SLOW_MATE_S:
             return 0
         mates = [other.node for other in self._links.values() if other.site == link.site and not other.is_doubtful]
         others = sorted({*mates, plan.dealing.me} - {link.node, *plan.seeds})
@@ -217,6 +221,35 @@ class Asking:
             ordinal
             for ordinal in iterate(bits)
             if now_s - plan.near_s.setdefault(ordinal, now_s) < HOPE_S * ((ordinal - first) % len(others))
+        )
+
+    def _sooner_across(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
+        """Those of `bits`, offered by a seed of this site, that come sooner from another: its uplink is thin."""
+        site, size = self._site(), _size_of_one(series, bits)
+        wait_s = link.wait_s(size)
+        return self._offered_by(
+            series,
+            lambda other: (
+                bool(other.goodput)
+                and other.site != site
+                and not other.is_doubtful
+                and not plan.is_source(other)
+                and other.wait_s(size) < wait_s
+            ),
+        )
+
+    def _left_to_home_seeds(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
+        """Those of `bits`, offered by another site, that a seed of this one offers, unless they come later."""
+        site, size = self._site(), _size_of_one(series, bits)
+        wait_s = link.wait_s(size)
+        return self._offered_by(
+            series,
+            lambda other: (
+                other.node in plan.seeds
+                and other.site == site
+                and not other.is_doubtful
+                and other.wait_s(size) <= wait_s
+            ),
         )
 
     def _passed_on(self, series: Series, plan: Plan) -> int:
@@ -232,7 +265,7 @@ class Asking:
 
         A connection that has carried little takes many round trips for one chunk.
         """
-        size = series.entry((bits & -bits).bit_length() - 1)[1]
+        size = _size_of_one(series, bits)
         wait_s = link.wait_s(size)
         passed_on = plan.passed_on(link.node, bits, now_s) if not link.goodput else {}
         sooner = 0
@@ -368,3 +401,8 @@ class Asking:
             series.asked.add(ordinal)
             number = link.depart(series.attempt, ordinal, name, size, now_s)
             self._emit(Send(link.number, Request(number, name, name in link.damaged)))
+
+
+def _size_of_one(series: Series, bits: int) -> int:
+    """Bytes of the first of some chunks; the others are about as large."""
+    return series.entry((bits & -bits).bit_length() - 1)[1]

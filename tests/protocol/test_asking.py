@@ -197,3 +197,32 @@ def test_what_waits_long_is_spare_and_is_taken_back_when_a_mate_brings_it(desk, 
     assert desk.series.asked.data == bits_of([queue[0], *queue[2:]])
     slow.goodput = 100e6
     assert desk.asking.waiting_long(desk.series) == 0
+
+
+@pytest.fixture
+def beside_the_seed():
+    """This border, its seed, and a border at another site, who both offer the same chunk, which is to come here."""
+    desk = Desk(seed_site="a")
+    ordinal = next(iterate(desk.plan.mine))
+    desk.series.missing = 1 << ordinal
+    there = desk.link(next(node for node in NODES if NODES[node].site == "b"))
+    for link in (desk.link(SEED), there):
+        link.remember(ATTEMPT, ((ordinal, ordinal),))
+        link.goodput = 10e6
+    return desk, there
+
+
+def test_what_a_seed_of_this_site_offers_is_asked_of_it(beside_the_seed):
+    desk, there = beside_the_seed
+    there.rate = 1e6
+    assert [*desk.asked_of()] == [SEED]
+
+
+def test_what_comes_sooner_from_another_site_is_not_asked_of_a_seed_with_a_thin_uplink(beside_the_seed):
+    desk, there = beside_the_seed
+    desk.link(SEED).rate = 1e5
+    assert [*desk.asked_of()] == [there.node]
+    there.strike(0.0)
+    desk.series.asked = ChunkSet()
+    desk.sent.clear()
+    assert [*desk.asked_of()] == [SEED], "that one cannot be counted on"

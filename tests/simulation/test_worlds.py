@@ -181,3 +181,10 @@ def test_versions_published_one_after_another_are_all_passed_through_or_skipped_
 def test_versions_faster_than_the_links_end_at_the_newest():
     world = run(small_map(14, 3, 3), 14, Patch(8_000_000, 32), versions=6, every_s=0.2)
     check(world)
+
+
+def test_each_byte_leaves_a_head_with_a_thin_uplink_once():
+    map_ = with_host(small_map(2, 2, 3, 3), 0, up=20 * places.MBIT)
+    world = run(map_, 2, Patch(12_000_000, 96))
+    check(world)
+    assert measure(world, 0.0, 0.0).ratio.max <= 1.6, "its mates wait for bytes that other sites have long had"

@@ -33,14 +33,15 @@ ME, MATE = next(entry.borders for entry in ROSTER if entry.site == "a")
 class Desk:
     """The asking of one border of site a, with a link to everyone else, and what it sent."""
 
-    def __init__(self):
+    def __init__(self, seed_site="home"):
         self.sent = []
         self.behind_s = 0.0
         self.links = {}
         for number, node in enumerate(node for node in NODES if node != ME):
-            self.links[number] = Link(number, bytes(32), node, True, 0.0, 0.0, NODES[node])
+            of = record(seed_site) if node == SEED else NODES[node]
+            self.links[number] = Link(number, bytes(32), node, True, 0.0, 0.0, of)
             self.links[number].measured_rtt(0.2)
-        self.plan = Plan(Dealing(ROSTER, "a", ME), frozenset({SEED}), frozenset({"home"}))
+        self.plan = Plan(Dealing(ROSTER, "a", ME), frozenset({SEED}), frozenset({seed_site} - {"a"}))
         self.plan.deal(ALL, frozenset(NODES), 0.0)
         self.series = SimpleNamespace(
             attempt=ATTEMPT,
