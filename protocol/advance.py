@@ -58,12 +58,18 @@ class Advance:
             number = link.expect(series.attempt, ordinal, name, size, now_s)
             self._emit(Send(link.number, Request(number, name)))
 
-    def begin(self, series: Series, ordinals: int, now_s: float) -> None:
-        """Count on what was asked for: a site that is not the seed's has it, so it is on its way."""
+    def begin(self, series: Series, ordinals: int, heard: Link, now_s: float) -> None:
+        """Count on what was asked for: a site that is not the seed's has it, so it is on its way.
+
+        Unless that is another site than the one it was asked of, and brings it sooner: it is asked there instead.
+        """
         for ordinal in iterate(ordinals & series.awaited & ~series.asked.data):
-            name, _ = series.entry(ordinal)
+            name, size = series.entry(ordinal)
             link, number = self._take(name)
-            if link is not None and number is not None:
+            if link is not None and link.site != heard.site and heard.wait_s(size) < link.wait_s(size):
+                if number is not None:
+                    self._emit(Send(link.number, Cancel(number)))
+            elif link is not None and number is not None:
                 link.begin(number, now_s)
                 series.asked.add(ordinal)
             series.awaited &= ~(1 << ordinal)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -16,9 +17,9 @@ from .advance import Advance
 from .chance import Chance
 from .effects import Effect, Send
 from .helping import steal
-from .link import Flight, Link
+from .link import HOPE_S, Flight, Link
 from .messages import META_ORDINAL, Cancel, Claim, Request
-from .picker import HOPE_S, Plan
+from .picker import Plan
 from .plans import Plans
 from .ranges import bits_of, iterate
 from .routing import Routing
@@ -36,6 +37,9 @@ STEAL_BEHIND_S: Final = 0.25
 
 LONG_S: Final = 0.8
 """A chunk that takes longer to come from where it is queued is offered to mates that have nothing to do."""
+
+YIELD_S: Final = 0.5
+"""What comes sooner than this is not left to a mate that claims it: that one may be turned away."""
 
 MOVE_GAIN: Final = 2.0
 """How many times as long a chunk takes where it is queued as elsewhere before it is moved."""
@@ -185,7 +189,7 @@ class Asking:
         if link.site == site:
             bits &= plan.allowed(link, site)
             if bits and link.node in plan.seeds:
-                bits &= ~self._sooner_across(link, series, plan, bits)
+                bits &= ~self._given_besides_seed(link, series, plan, bits)
             self._depart(link, series, bits & ~self._left_to_mates(link, series, plan, bits, now_s), 0, now_s)
             return
         if link.node in plan.seeds and self._serving.behind_s(now_s) > BEHIND_S:
@@ -223,20 +227,20 @@ class Asking:
             if now_s - plan.near_s.setdefault(ordinal, now_s) < HOPE_S * ((ordinal - first) % len(others))
         )
 
-    def _sooner_across(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
-        """Those of `bits`, offered by a seed of this site, that come sooner from another: its uplink is thin."""
+    def _given_besides_seed(self, seed: Link, series: Series, plan: Plan, bits: int) -> int:
+        """Those of `bits`, offered by a seed of this site, that a mate has, or that come sooner from another site.
+
+        The seed's uplink may be thin, and is shared with all other sites.
+        """
         site, size = self._site(), _size_of_one(series, bits)
-        wait_s = link.wait_s(size)
-        return self._offered_by(
-            series,
-            lambda other: (
-                bool(other.goodput)
-                and other.site != site
-                and not other.is_doubtful
-                and not plan.is_source(other)
-                and other.wait_s(size) < wait_s
-            ),
-        )
+        wait_s = seed.wait_s(size)
+
+        def gives(other: Link) -> bool:
+            if other.is_doubtful or other.node in plan.seeds or plan.is_source(other):
+                return False
+            return other.site == site or (other.goodput > 0 and other.has_room() and other.wait_s(size) < wait_s)
+
+        return self._offered_by(series, gives)
 
     def _left_to_home_seeds(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
         """Those of `bits`, offered by another site, that a seed of this one offers, unless they come later."""
@@ -309,7 +313,8 @@ class Asking:
         A chunk that is queued behind others costs nothing to move. Those that have longest to wait come first.
         """
         plan, _ = self._plans.of(series, None, now_s)
-        queued = sorted(self._queued(series), key=operator.attrgetter("left_s"), reverse=True)
+        waiting = itertools.chain(self._queued(series), self._hoped_in_vain(series, now_s))
+        queued = sorted(waiting, key=operator.attrgetter("left_s"), reverse=True)
         for each in queued:
             flight = each.flight
             if flight.late or plan.moved >> flight.ordinal & 1:
@@ -329,6 +334,13 @@ class Asking:
                     if flight.attempt == series.attempt and flight.ordinal < META_ORDINAL:
                         yield _Queued(link, flight, left_s)
 
+    def _hoped_in_vain(self, series: Series, now_s: float) -> Iterator[_Queued]:
+        """Chunks asked of another site in advance that its border should have been given by its mates, and was not."""
+        for link in self._links.values():
+            for flight in link.flights.values():
+                if flight.attempt == series.attempt and link.hopes_in_vain(flight, now_s):
+                    yield _Queued(link, flight, math.inf)
+
     def waiting_long(self, series: Series) -> int:
         """Ordinals that are queued at other sites, behind so much that it will take long until they begin to come."""
         return bits_of(each.flight.ordinal for each in self._queued(series) if each.left_s > LONG_S)
@@ -347,7 +359,9 @@ class Asking:
         """
         if not ordinals & series.asked.data:
             return False  # as nearly always
-        yielded = [each for each in self._queued(series) if ordinals >> each.flight.ordinal & 1]
+        yielded = [
+            each for each in self._queued(series) if ordinals >> each.flight.ordinal & 1 and each.left_s > YIELD_S
+        ]
         for each in yielded:
             self._take_back(each, series)
         return bool(yielded)

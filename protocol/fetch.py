@@ -190,7 +190,7 @@ class Fetch:
         if series is None:
             return
         if link.site != self.site and not (plans is not None and plans[0].is_source(link)):
-            self._advance.begin(series, new.data, now_s)
+            self._advance.begin(series, new.data, link, now_s)
         if series.lacks_unasked(new):
             self.request_more(link, now_s)
 

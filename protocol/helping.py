@@ -18,7 +18,13 @@ ENDGAME_S: Final = 0.5
 """For so long nothing has come from other sites when the last chunks are taken from those they were dealt to."""
 
 LEFT_TO_OWNER: Final = 4
-"""Chunks that nobody steals from whom they were dealt to: they are under way, or as good as."""
+"""The last chunks of a border of this site are left to it: they are under way, or as good as."""
+
+LEFT_S: Final = 0.25
+"""What the border that it was dealt to will have so soon, at the rate that it has had, is not stolen."""
+
+LEAST_RATE: Final = 0.1
+"""Chunks per second that a border is taken to bring that has brought none."""
 
 LAST_PART: Final = 2
 """Chunks of other columns are stolen once no more than this part of all is left at the seed: before that columns are
@@ -41,35 +47,45 @@ SOUND_OUT: Final = 1.25
 
 
 def steal(plan: Plan, free: int, chance: Chance, now_s: float) -> tuple[int | None, bool]:
-    """A chunk of `free` to take from the seed in place of a border that has many left, and whether to claim it.
+    """A chunk of `free` to take from the seed in place of the border that takes longest, and whether to claim it.
 
     `free` are ordinals that only the seed has, neither here nor asked for. First of this node's own column, in
     place of a border of another site: to those who wait for it there the way is warm. When nothing is left of
     that, and the end is near, of other columns, which have to be claimed. Taken at random from the later half of
-    what that border has left: it comes from the other end, and other thieves choose too. The last few only once
-    nothing has come for a while.
+    what that border has left: it comes from the other end, and other thieves choose too. What that one is about to
+    have only once nothing has come for a while.
     """
     dealing = plan.active
     if dealing is None or free & plan.mine & plan.owned:
         return None, False
     free &= ~bits_of(ordinal for ordinal, until_s in plan.refused.items() if until_s > now_s)
-    spared = 0 if now_s - plan.came_s >= ENDGAME_S else LEFT_TO_OWNER
-    ordinal = _late_one_of_most(plan, free & plan.mine, chance, spared)
+    ordinal = _late_one_of_slowest(plan, free & plan.mine, free, chance, now_s)
     if ordinal is not None:
         plan.owned |= 1 << ordinal
         return ordinal, False
     if not dealing.is_border or free.bit_count() * LAST_PART > plan.dealt.bit_count():
         return None, False
-    ordinal = _late_one_of_most(plan, free & plan.dealt & ~plan.mine & ~plan.claimed_now(now_s), chance, spared)
+    others = free & plan.dealt & ~plan.mine & ~plan.claimed_now(now_s)
+    ordinal = _late_one_of_slowest(plan, others, free, chance, now_s)
     if ordinal is not None:
         plan.owned |= 1 << ordinal
         plan.take_over(1 << ordinal)
     return ordinal, ordinal is not None
 
 
-def _late_one_of_most(plan: Plan, free: int, chance: Chance, spared: int) -> int | None:
-    most = max((free & brought for brought in plan.brought.values()), key=int.bit_count, default=0)
-    return _late_one(most, chance, spared)
+def _late_one_of_slowest(plan: Plan, free: int, left: int, chance: Chance, now_s: float) -> int | None:
+    """One of `free` of the border that takes longest for them at its rate; `left` is all that only the seed has."""
+    passed_s = max(now_s - plan.began_s, LEFT_S)
+    spares = now_s - plan.came_s < ENDGAME_S
+    slowest, most_s = 0, 0.0
+    for brought in plan.brought.values():
+        theirs = free & brought
+        rate = (brought & ~left).bit_count() / passed_s
+        left_s = theirs.bit_count() / max(rate, LEAST_RATE)
+        spared = math.ceil(rate * LEFT_S) if spares else 0
+        if theirs.bit_count() > spared and left_s > most_s:
+            slowest, most_s = theirs, left_s
+    return _late_one(slowest, chance, 0)
 
 
 def help_out(plan: Plan, free: int, spare: int, chance: Chance) -> int | None:

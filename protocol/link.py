@@ -52,6 +52,9 @@ STALL_S: Final = 1.0
 MAX_STALL_S: Final = 3.0
 """However long the peer makes its round trips look."""
 
+HOPE_S: Final = 0.5
+"""How long a chunk that is at another site is waited for until the border of its column there has it, too."""
+
 PACE_S: Final = 1.0
 MAX_PACE_S: Final = 3.0
 """A rate is measured for so long and ten round trips, at most for this: slow start is over by then."""
@@ -79,6 +82,7 @@ class Flight:
     delivered_before: int  # bytes that had come over the link when this was asked
     late: bool = False  # the deadline has passed and the chunk may be asked for elsewhere
     whole: bool = False  # all of it has come, and is being verified
+    hoped: bool = False  # asked for before the peer had it; somebody of its site has it by now
     moved: bool = False  # asked for elsewhere meanwhile, and taken back here: nobody is to blame
 
     @property
@@ -244,6 +248,7 @@ class Link:
         self.awaited_bytes -= flight.size
         flight.sent_at_s = max(flight.sent_at_s, now_s - self._least_rtt_s)
         flight.delivered_before = self.received_bytes
+        flight.hoped = True
         self._take_off(number, flight, now_s)
 
     def _number(self, name: bytes) -> int:
@@ -314,6 +319,12 @@ class Link:
         if flight.whole:
             return False
         return now_s - max(self.moved_at_s, flight.sent_at_s) > min(STALL_S + 4 * self._rtt_s, MAX_STALL_S)
+
+    def hopes_in_vain(self, flight: Flight, now_s: float) -> bool:
+        """Whether the peer was to have a chunk in a moment, and nothing has come over the link for longer than that."""
+        return (
+            flight.hoped and not flight.whole and now_s - max(self.moved_at_s, flight.sent_at_s) > HOPE_S + self._rtt_s
+        )
 
     def measure_pace(self, now_s: float) -> None:
         """Measure how fast bytes have come of late, when they were asked for all the time."""

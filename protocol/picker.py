@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from .link import Link
+from .link import HOPE_S, Link
 from .ranges import bits_of, iterate
 from .roster import Dealing
 
@@ -24,9 +24,6 @@ FIRST_PATIENCE_S: Final = 5.0
 
 REFUSED_S: Final = 2.0
 """How long what a seed has refused is not stolen again: another thief has it."""
-
-HOPE_S: Final = 0.5
-"""How long a chunk that is at another site is waited for until the border of its column there has it, too."""
 
 CLAIM_S: Final = 5.0
 """How long a claim keeps others off a chunk."""
@@ -212,7 +209,7 @@ class Plan:
         self.most_took_s = max(self.most_took_s, took_s)
 
     def claim(self, ordinals: int, until_s: float, by: bytes) -> None:
-        """Leave chunks to the one who claimed them until then; 0 gives them back to whom they were dealt.
+        """Leave chunks to the one who claimed them until then; 0 gives back what that one had to whom it was dealt.
 
         Of two who claim the same at the same time, the one with the lesser id has it.
         """
@@ -221,6 +218,8 @@ class Plan:
             return
         for ordinal in iterate(ordinals & self.dealt):
             if until_s and (self.claims[ordinal] >= MAX_CLAIMS or (self.taken >> ordinal & 1 and dealing.me < by)):
+                continue
+            if not until_s and self.claimed_by.get(ordinal) != by:
                 continue
             self.taken &= ~(1 << ordinal)
             self.mine &= ~(1 << ordinal)

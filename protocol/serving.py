@@ -6,6 +6,7 @@ moment it is verified, without a word between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -26,6 +27,18 @@ SLOW_STARTS: Final = 1.5
 
 LEAVING_S: Final = 6.0
 """But for so long at most, and as long while that copy has not left yet."""
+
+FASTER: Final = 2.0
+"""Unless the one who asks takes chunks from it so many times as often: it has it long before the other one does."""
+
+AGAIN_SHARE: Final = 0.05
+"""At most this part of what crosses is sent twice for that."""
+
+PAUSE_S: Final = 5.0
+"""Who asks for nothing for so long had nothing to ask for: that says nothing of its pace."""
+
+PACE_MEMORY_S: Final = 600.0
+"""How long the pace of a node is remembered that asks for nothing."""
 
 MAX_WAITING: Final = 256
 """Requests of one peer that may wait for their chunks."""
@@ -59,6 +72,22 @@ class _Crossing(NamedTuple):
     until_s: float
 
 
+@dataclass(slots=True)
+class _Pace:
+    """How often a node at another site takes a chunk from this seed."""
+
+    last_s: float
+    gap_s: float | None = None
+
+    def took(self, now_s: float) -> None:
+        gap_s, self.last_s = now_s - self.last_s, now_s
+        if gap_s < PAUSE_S:
+            self.gap_s = gap_s if self.gap_s is None else self.gap_s + (gap_s - self.gap_s) / 4
+
+    def is_faster(self, other: _Pace) -> bool:
+        return self.gap_s is not None and other.gap_s is not None and FASTER * self.gap_s < other.gap_s
+
+
 class Serving:
     """Answers requests. `has` tells whether the chunk store holds a name, `brings` whether it is to come here soon."""
 
@@ -79,6 +108,9 @@ class Serving:
         self._node = node
         self._copies: dict[bytes, list[bytes]] = {}  # chunk name -> nodes it is being sent to
         self._sent: dict[bytes, _Crossing] = {}  # chunk name -> how this seed sent it to another site
+        self._paces: dict[bytes, _Pace] = {}  # by node
+        self._crossed_count = 0  # chunks that were sent across of late
+        self._again_count = 0  # and those of them that were still on their way to somebody else
         self._waiting: dict[bytes, list[_Waiting]] = {}  # chunk name -> requests for it, made before it came
         self._passing: dict[bytes, _Passing] = {}  # chunks that others waited for and that are being sent, oldest first
         self._stopping = False
@@ -190,6 +222,9 @@ class Serving:
         """Once a second: whoever has waited for long is told to ask elsewhere."""
         for name in [name for name in self._sent if not self._is_crossing(name, now_s)]:
             del self._sent[name]
+        if not self._sent:
+            self._crossed_count = self._again_count = 0
+            self._paces = {node: pace for node, pace in self._paces.items() if now_s - pace.last_s < PACE_MEMORY_S}
         for name in [name for name, waiting in self._waiting.items() if now_s - waiting[0].since_s >= WAITING_S]:
             self.refused(name)
 
@@ -205,8 +240,13 @@ class Serving:
         if link.site == site or not self._stock.is_seeding(name, self._node):
             return None
         before = self._sent.get(name)
+        pace = self._paces.setdefault(link.node, _Pace(-math.inf))
         if before is not None and before.node != link.node and self._is_crossing(name, now_s):
-            return before.node
+            if not pace.is_faster(self._paces[before.node]) or self._again_count >= AGAIN_SHARE * self._crossed_count:
+                return before.node
+            self._again_count += 1
+        self._crossed_count += 1
+        pace.took(now_s)
         if before is None or before.node != link.node:  # who asks again and again does not keep it from the others
             crossing_s = max(CROSSING_S, SLOW_STARTS * link.slow_start_s(self._stock.size(name)))
             self._sent[name] = _Crossing(link.node, now_s, now_s + min(crossing_s, LEAVING_S))

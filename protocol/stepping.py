@@ -99,7 +99,10 @@ class Stepping:
             return claim.rank < SPARE and self._stolen(link, series, plan, bits)
         if claim.rank == SPARE:
             return self._help_out(series, plan, bits)
+        taken = plan.taken
         plan.claim(bits, 0.0 if released else now_s + CLAIM_S, link.node)
+        if yielded := taken & ~plan.taken:
+            self._claim(series, yielded, RELEASED)  # who does not hear the other one counts on this node
         return self._asking.yield_queued(series, bits & ~plan.mine) or bool(released and bits & plan.mine)
 
     def _stolen(self, link: Link, series: Series, plan: Plan, bits: int) -> bool:

@@ -5,8 +5,8 @@ from support.border import ATTEMPT, COUNT, MATE, ME, NODES, SEED, SIZE, Desk
 
 from patchswarm.protocol.asking import SLOW_MATE_S, STEAL_BEHIND_S
 from patchswarm.protocol.helping import LAST_PART
+from patchswarm.protocol.link import HOPE_S
 from patchswarm.protocol.messages import Cancel, Claim, Request
-from patchswarm.protocol.picker import HOPE_S
 from patchswarm.protocol.ranges import bits_of, iterate
 from patchswarm.protocol.series import ChunkSet
 
@@ -189,6 +189,24 @@ def test_what_has_begun_to_come_stays_where_it_is(desk, others, queue):
     assert moved(desk) == ([], [])
 
 
+def test_what_a_border_was_to_get_from_its_mates_and_has_not_got_is_asked_of_another(desk, others):
+    slow, quick = others
+    ordinal = next(iterate(desk.plan.mine & ~desk.plan.owned))
+    number = slow.expect(ATTEMPT, ordinal, *desk.series.entry(ordinal), 0.0)
+    slow.begin(number, 1.0)
+    desk.series.asked.add(ordinal)
+    quick.goodput = 10e6
+    quick.remember(ATTEMPT, ((ordinal, ordinal),))
+    since_s = slow.flights[number].sent_at_s
+    desk.asking.move(desk.series, since_s + HOPE_S)
+    assert desk.sent == [], "it may be on its way"
+    desk.asking.move(desk.series, since_s + HOPE_S + 2 * slow.min_rtt_s)
+    assert [(effect.link, type(effect.message)) for effect in desk.sent] == [
+        (slow.number, Cancel),
+        (quick.number, Request),
+    ]
+
+
 def test_what_waits_long_is_spare_and_is_taken_back_when_a_mate_brings_it(desk, others, queue):
     slow, _ = others
     assert desk.asking.waiting_long(desk.series) == bits_of(queue[1:]), "the first one is on its way"
@@ -226,3 +244,10 @@ def test_what_comes_sooner_from_another_site_is_not_asked_of_a_seed_with_a_thin_
     desk.series.asked = ChunkSet()
     desk.sent.clear()
     assert [*desk.asked_of()] == [SEED], "that one cannot be counted on"
+
+
+def test_what_a_mate_has_is_not_asked_of_the_seed(beside_the_seed):
+    desk, _ = beside_the_seed
+    mate = desk.link(MATE)
+    mate.remember(ATTEMPT, ((0, COUNT - 1),))
+    assert [*desk.asked_of()] == [MATE]

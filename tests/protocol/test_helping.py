@@ -83,7 +83,7 @@ def test_when_its_own_column_is_done_a_thief_takes_of_other_columns_and_claims_i
 def test_a_thief_takes_nothing_of_other_columns_that_is_claimed_or_among_the_last_few(plans):
     plan, other = plans[BORDERS["a"][0]], plans[BORDERS["a"][1]]
     theirs = other.mine & other.owned
-    few = bits_of(list(iterate(theirs))[:LEFT_TO_OWNER])
+    few = theirs & -theirs
     plan.came_s = 10.0
     assert steal(plan, few, random.Random(1), 10.0 + ENDGAME_S / 2) == (None, False)
     assert steal(plan, few, random.Random(1), 10.0 + ENDGAME_S) != (None, False)
@@ -110,12 +110,22 @@ def test_nobody_steals_while_the_seed_has_chunks_of_its_own_for_it(plans):
     assert steal(plan, plan.mine, random.Random(1), 0.0) == (None, False)
 
 
-def test_the_last_few_are_left_to_their_owner_unless_nothing_comes(plans):
+def test_what_an_owner_is_about_to_have_is_left_to_it_unless_nothing_comes(plans):
     plan = plans[BORDERS["a"][0]]
-    few = bits_of(list(iterate(plan.mine & ~plan.owned))[:LEFT_TO_OWNER])
+    last = plan.mine & ~plan.owned
+    last &= -last
     plan.came_s = 10.0
-    assert steal(plan, few, random.Random(1), 10.0 + ENDGAME_S / 2) == (None, False)
-    assert steal(plan, few, random.Random(1), 10.0 + ENDGAME_S)[0] is not None
+    assert steal(plan, last, random.Random(1), 10.0 + ENDGAME_S / 2) == (None, False)
+    assert steal(plan, last, random.Random(1), 10.0 + ENDGAME_S)[0] is not None
+
+
+def test_a_thief_takes_of_the_border_that_takes_longest_at_its_rate_not_of_the_one_with_most_left(plans):
+    plan = plans[BORDERS["a"][0]]
+    plan.came_s = 10.0
+    fast, slow = list(iterate(plan.mine & ~plan.owned)), list(range(COUNT, COUNT + 3))
+    plan.brought = {b"fast": ALL, b"slow": bits_of(slow)}
+    plan.mine |= bits_of(slow)
+    assert steal(plan, bits_of(fast + slow), random.Random(1), 10.0)[0] in slow
 
 
 def test_an_idle_border_relieves_the_one_of_its_site_with_most_left_and_can_hand_back(plans):

@@ -146,6 +146,18 @@ def test_a_claim_that_is_given_back_is_back_at_once(plans):
     assert plan.mine == mine
 
 
+def test_only_the_one_who_claimed_a_chunk_gives_it_back(plans):
+    first, second, *_ = BORDERS["a"]
+    plan = plans[first]
+    mine, theirs = plan.mine, plans[second].mine
+    plan.claim(mine, 10.0 + CLAIM_S, OTHER)
+    plan.claim(mine, 0.0, second)
+    assert plan.mine == 0
+    plan.take_over(theirs)
+    plan.claim(theirs, 0.0, second)
+    assert plan.taken == theirs, "what this node claims is not another's to give back"
+
+
 def test_who_claims_and_claims_delays_a_chunk_and_cannot_keep_it_out(plans):
     plan = plans[BORDERS["a"][0]]
     mine, now_s = plan.mine, 0.0

@@ -1,5 +1,7 @@
 """Serving: every request is answered once, some of them not before their chunk has come."""
 
+import math
+
 import pytest
 
 from patchswarm.protocol.effects import Send, Serve, Withdraw
@@ -7,8 +9,10 @@ from patchswarm.protocol.ids import digest
 from patchswarm.protocol.link import Link
 from patchswarm.protocol.messages import Reason, Reject, Request
 from patchswarm.protocol.serving import (
+    AGAIN_SHARE,
     CHAIN_S,
     CROSSING_S,
+    FASTER,
     LEAVING_S,
     MAX_COPIES,
     MAX_WAITING,
@@ -211,6 +215,46 @@ def test_a_chunk_that_is_still_leaving_on_a_slow_link_is_not_sent_across_a_secon
         refused(1, holders=[desk.links[0].node]),
         Serve(1, 1, CHUNK, False),
     ]
+
+
+@pytest.fixture
+def paced():
+    """A seed that has given the first node a chunk each second, and others chunks more often; it is 20 s."""
+    desk = Desk(seeding=True)
+    for number, gap_s in ((0, 1.0), (1, 0.9 / FASTER), (2, 1.1 / FASTER)):
+        for at in range(20):
+            name = digest(b"%d %d" % (number, at))
+            desk.come(name)
+            desk.ask(number, name, now_s=20 - gap_s * (20 - at))
+            desk.leave(number, name)
+    desk.come()
+    desk.done()
+    desk.ask(0, now_s=20.0)
+    assert desk.served_to() == [0]
+    return desk
+
+
+def test_a_chunk_on_its_way_to_a_slow_node_is_sent_to_a_much_faster_one_at_once(paced):
+    paced.ask(2, now_s=20.1)
+    assert paced.done() == [refused(2, holders=[paced.links[0].node])]
+    paced.ask(3, now_s=20.1)
+    assert paced.done() == [refused(3, holders=[paced.links[0].node])], "nothing is known of that one"
+    paced.ask(1, now_s=20.1)
+    assert paced.served_to() == [1]
+    paced.ask(2, now_s=20.2)
+    assert paced.done() == [refused(2, holders=[paced.links[1].node])]
+
+
+def test_few_chunks_are_sent_again_because_somebody_is_faster(paced):
+    names = [digest(b"more %d" % number) for number in range(5)]
+    for at, name in enumerate(names):
+        paced.come(name)
+        paced.ask(0, name, now_s=21.0 + at)
+    paced.done()
+    for at, name in enumerate(names):
+        paced.ask(1, name, now_s=25.1 + at / 100)
+    again = len(paced.served_to())
+    assert again == math.ceil(AGAIN_SHARE * (60 + 1 + len(names))) < len(names)
 
 
 def test_a_node_that_stops_turns_away_who_waits_and_whoever_asks_even_for_what_it_has(desk):

@@ -83,6 +83,28 @@ def test_a_mates_claim_takes_back_what_is_queued_and_not_what_has_begun_to_come(
     assert not border.plan.mine & bits_of(ordinals)
 
 
+def test_what_is_about_to_come_is_not_left_to_a_mate_that_claims_it(border):
+    ordinals = list(iterate(border.plan.mine & ~border.plan.owned))[:3]
+    far = border.of_site("b")
+    far.goodput = 100e6
+    for ordinal in ordinals:
+        border.series.asked.add(ordinal)
+        far.depart(ATTEMPT, ordinal, *border.series.entry(ordinal), 0.0)
+    border.hear(border.of_site("a"), bits_of(ordinals))
+    assert border.said(Cancel) == []
+    assert border.series.asked.data == bits_of(ordinals)
+
+
+def test_who_leaves_a_chunk_to_one_that_claims_it_too_gives_back_its_own_claim(border):
+    mate = border.of_site("a")
+    mate.node = min(mate.node, bytes(32))  # the lesser id has it
+    theirs = 1 << next(iterate(ALL & ~border.plan.mine))
+    border.plan.take_over(theirs)
+    border.hear(mate, theirs)
+    [(number, claim)] = border.said(Claim)
+    assert (number, claim.rank, bits_of(first for first, _ in claim.ranges)) == (mate.number, RELEASED, theirs)
+
+
 def test_a_claim_that_frees_nothing_gives_nothing_to_ask_for_and_one_that_is_given_back_does(border):
     ordinals = bits_of(list(iterate(border.plan.mine))[:3])
     assert not border.hear(border.of_site("a"), ordinals)
