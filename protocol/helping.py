@@ -18,8 +18,8 @@ ENDGAME_S: Final = 0.5
 """For so long nothing has come from other sites when the last chunks are taken from those they were dealt to."""
 
 LEFT_TO_OWNER: Final = 4
-"""The last chunks of a border of this site, or of one that has brought nothing yet, are left to it: they are under
-way, or as good as."""
+"""The last chunks of a border of this site, or of one that has brought fewer yet, are left to it: they are under way,
+or as good as."""
 
 LEFT_S: Final = 0.25
 """What the border that it was dealt to will have so soon, at the rate that it has had, is not stolen."""
@@ -81,9 +81,11 @@ def _late_one_of_slowest(plan: Plan, free: int, left: int, chance: Chance, now_s
     slowest, most_s = 0, 0.0
     for brought in plan.brought.values():
         theirs = free & brought
-        rate = (brought & ~left).bit_count() / passed_s
+        done = (brought & ~left).bit_count()
+        rate = done / passed_s
         left_s = theirs.bit_count() / max(rate, LEAST_RATE)
-        spared = math.ceil(rate * LEFT_S) if rate else LEFT_TO_OWNER  # of one in slow start nothing is known
+        # The rate of one that has brought few says little: it may be in slow start.
+        spared = math.ceil(rate * LEFT_S) if done >= LEFT_TO_OWNER else LEFT_TO_OWNER
         if theirs.bit_count() > (spared if spares else 0) and left_s > most_s:
             slowest, most_s = theirs, left_s
     return _late_one(slowest, chance, 0)

@@ -123,7 +123,7 @@ def test_a_thief_takes_of_the_border_that_takes_longest_at_its_rate_not_of_the_o
     plan = plans[BORDERS["a"][0]]
     plan.came_s = 10.0
     fast, slow = list(iterate(plan.mine & ~plan.owned)), list(range(COUNT, COUNT + 3))
-    plan.brought = {b"fast": ALL, b"slow": bits_of(slow)}
+    plan.brought = {b"fast": ALL, b"slow": bits_of([*slow, *range(COUNT + 3, COUNT + 8)])}
     plan.mine |= bits_of(slow)
     assert steal(plan, bits_of(fast + slow), random.Random(1), 10.0)[0] in slow
 
