@@ -65,14 +65,15 @@ class Advance:
         """
         for ordinal in iterate(ordinals & series.awaited & ~series.asked.data):
             name, size = series.entry(ordinal)
+            series.awaited &= ~(1 << ordinal)
             link, number = self._take(name)
-            if link is not None and link.site != heard.site and heard.wait_s(size) < link.wait_s(size):
-                if number is not None:
-                    self._emit(Send(link.number, Cancel(number)))
-            elif link is not None and number is not None:
+            if link is None or number is None:
+                continue
+            if link.site != heard.site and heard.wait_s(size) < link.wait_s(size):
+                self._emit(Send(link.number, Cancel(number)))
+            else:
                 link.begin(number, now_s)
                 series.asked.add(ordinal)
-            series.awaited &= ~(1 << ordinal)
 
     def cancel(self, name: bytes) -> None:
         """Take back the request for a chunk that came from elsewhere."""

@@ -120,8 +120,11 @@ class Asking:
 
     def offered_by_home_seeds(self, series: Series, plan: Plan) -> int:
         """Data ordinals that a seed of this site offers."""
-        site = self._site()
-        return self._offered_by(series, lambda link: link.node in plan.seeds and link.site == site)
+        return self._offered_by(series, lambda link: self._is_home_seed(link, plan))
+
+    def _is_home_seed(self, link: Link, plan: Plan) -> bool:
+        """Whether a peer is a seed at this site."""
+        return link.node in plan.seeds and link.site == self._site()
 
     def _offered_by(self, series: Series, counts: Callable[[Link], bool]) -> int:
         """Data ordinals that those links offer that count."""
@@ -244,16 +247,11 @@ class Asking:
 
     def _left_to_home_seeds(self, link: Link, series: Series, plan: Plan, bits: int) -> int:
         """Those of `bits`, offered by another site, that a seed of this one offers, unless they come later."""
-        site, size = self._site(), _size_of_one(series, bits)
+        size = _size_of_one(series, bits)
         wait_s = link.wait_s(size)
         return self._offered_by(
             series,
-            lambda other: (
-                other.node in plan.seeds
-                and other.site == site
-                and not other.is_doubtful
-                and other.wait_s(size) <= wait_s
-            ),
+            lambda other: self._is_home_seed(other, plan) and not other.is_doubtful and other.wait_s(size) <= wait_s,
         )
 
     def _passed_on(self, series: Series, plan: Plan) -> int:
