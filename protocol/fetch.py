@@ -49,7 +49,7 @@ class Fetch:
         inflight_limit: int | None = None,
     ) -> None:
         self.stock = Stock(gossip, links, emit, has)
-        self.routing = Routing(gossip, links, self.stock.series, emit)
+        self.routing = Routing(gossip, links, self.stock.series, emit, self._here)
         self.mirrored = Mirrored(self.routing, self.stock.series, links, rng)
         self.duplicate_bytes = 0
         self._gossip = gossip

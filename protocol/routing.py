@@ -21,6 +21,9 @@ from .series import Series
 _UNOBTAINABLE: Final = 2**50
 """Added to the cost of a transition that lacks chunks of which no connected peer offers any."""
 
+_NEAR: Final = 4
+"""So many bytes that a peer of this site offers count as one that has to cross from another."""
+
 _FIRST_STEP_SHARE: Final = 1 / 64
 """Guess of a step's size over that of its version, before any step of the stream is known."""
 
@@ -50,11 +53,13 @@ class Routing:
         links: Mapping[int, Link],
         series: Mapping[bytes, Series],
         emit: Callable[[Effect], None],
+        site: Callable[[], str],
     ) -> None:
         self._gossip = gossip
         self._links = links
         self._series = series
         self._emit = emit
+        self._site = site
         self.room: Callable[[str, int, int], bool] = lambda _stream, _size, _version: True
         """Asked before the first request, and at each plan: whether the host can keep so many bytes that are still to
         come of a stream, and then build a version of so many; (stream, 0, 0) when nothing is to come any more."""
@@ -122,6 +127,20 @@ class Routing:
             self._emit(RouteReady(stream, following.route))
 
     def _cost(self, transition: Transition) -> int:
+        """Bytes still to fetch, those that can be had within this site at a part of it."""
+        missing = self._bytes_left(transition)
+        if not missing or missing >= _UNOBTAINABLE:
+            return missing
+        series = self._series[transition.attempt]
+        lacking = (series.expected() or 0) & ~series.have.data
+        near = 0
+        for link in self._links.values():
+            if link.site == self._site() and (offered := link.haves.get(series.attempt)) is not None:
+                near |= offered.data & lacking
+        share = near.bit_count() / max(lacking.bit_count(), 1)
+        return missing - int(missing * share * (_NEAR - 1) / _NEAR)
+
+    def _bytes_left(self, transition: Transition) -> int:
         series = self._series.get(transition.attempt)
         if series is None:
             return _UNOBTAINABLE
@@ -226,7 +245,7 @@ class Routing:
         following = self.following.get(stream)
         if following is None or following.route is None:
             return None
-        cost = sum(self._cost(leg) for leg in following.route)
+        cost = sum(self._bytes_left(leg) for leg in following.route)
         return None if cost >= _UNOBTAINABLE else cost
 
     def want_lists(self, stream: str, manifests: frozenset[bytes]) -> None:

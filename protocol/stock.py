@@ -36,6 +36,7 @@ class Stock:
         self._unsaid: dict[bytes, ChunkSet] = {}  # HAVEs waiting to be said together, by attempt
         self._have_due_s: float | None = None
         self._early = EarlyPages()
+        self._told_all: set[int] = set()  # links to benched peers that have been told all that is here
 
     def describe(self, of: Opening | Transition, now_s: float) -> None:
         """Take an opening or a transition record."""
@@ -75,6 +76,7 @@ class Stock:
     def lost(self, link: Link) -> None:
         """Let go of what a link that is gone has said too early."""
         self._early.lost(link.number)
+        self._told_all.discard(link.number)
 
     def add_index(self, attempt: bytes, part: int, data: bytes, now_s: float) -> Series | None:
         """Take the opened index blob of one part of a transition."""
@@ -188,7 +190,7 @@ class Stock:
             if series.transition is None:
                 for signed in series.signed_pages():
                     self._emit(Send(link.number, Page(signed)))
-        self._say(link, {series.attempt: series.have for series in self.series.values()}, {})
+        self._say(link, self._all(), {})
 
     def due_s(self) -> float | None:
         """When `say` should be called, None when there is nothing to say."""
@@ -201,7 +203,19 @@ class Stock:
         known: dict[tuple[bytes, int, int], list[Have]] = {}
         for link in self._links.values():
             if link.record is not None:
-                self._say(link, unsaid, known)
+                self._say(link, self._all() if self._is_newly_benched(link) else unsaid, known)
+
+    def _all(self) -> dict[bytes, ChunkSet]:
+        return {series.attempt: series.have for series in self.series.values()}
+
+    def _is_newly_benched(self, link: Link) -> bool:
+        """Whether a peer is benched that was not when it was asked last: it may not have what it said it had."""
+        before = link.number in self._told_all
+        if link.conduct.is_benched:
+            self._told_all.add(link.number)
+        else:
+            self._told_all.discard(link.number)
+        return link.conduct.is_benched and not before
 
     def _offer(self, series: Series, ordinal: int, now_s: float) -> None:
         self._unsaid.setdefault(series.attempt, ChunkSet()).add(ordinal)
@@ -210,9 +224,12 @@ class Stock:
     def _say(
         self, link: Link, unsaid: Mapping[bytes, ChunkSet], known: dict[tuple[bytes, int, int], list[Have]]
     ) -> None:
-        """Send one peer what of `unsaid` it has not itself. `known` are messages made before: most peers lack alike."""
+        """Send one peer what of `unsaid` it has not itself. `known` are messages made before: most peers lack alike.
+
+        Of a benched one nothing is believed: who says that it has what it has not would fetch that across sites.
+        """
         for attempt, new in unsaid.items():
-            offered = link.offers(attempt)
+            offered = None if link.conduct.is_benched else link.offers(attempt)
             data = new.data & ~offered.data if offered else new.data
             meta = new.meta & ~offered.meta if offered else new.meta
             if data or meta:

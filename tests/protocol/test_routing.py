@@ -50,3 +50,18 @@ def test_chunks_that_a_peer_offered_and_has_not_any_more_are_gone_round_too(worl
     late.hold(first.digest)
     world.until(lambda: skip.chunks.keys() <= late.store.keys(), 30, strict=False)
     assert skip.chunks.keys() <= late.store.keys()
+
+
+def test_a_longer_way_within_the_site_is_gone_rather_than_a_shorter_one_across_sites(world):
+    head = world.add("head", seeds=(), uplink=2e5)
+    head.say([world.publisher.record()])
+    first, second, third = (world.publish(head) for _ in range(3))
+    mate = world.add("mate", "b")
+    world.until(lambda: mate.has(third), 30)
+    skip = skip_to(world, head, first, third, chunks=18)
+    late = world.add("late", "b")
+    late.store |= first.chunks | first.lists
+    late.hold(first.digest)
+    world.until(lambda: third.digest in late.held, 30)
+    assert second.chunks.keys() | third.chunks.keys() <= late.store.keys(), "though the head was met first"
+    assert not skip.chunks.keys() <= late.store.keys()

@@ -8,6 +8,7 @@ from patchswarm.protocol.gossip import Gossip
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.link import Link
 from patchswarm.protocol.manifest import IndexPage
+from patchswarm.protocol.messages import Have
 from patchswarm.protocol.signed import sign
 from patchswarm.protocol.stock import Stock
 
@@ -63,3 +64,31 @@ def test_what_one_peer_says_too_early_is_bounded_and_goes_with_its_link(stock, p
     stock.lost(PEER)
     stock.describe(others[-2].opening, 0.0)
     assert stock.series[others[-2].attempt].named == 0
+
+
+def test_what_a_benched_peer_says_it_has_is_told_to_it_all_the_same(publisher, version):
+    said = []
+    gossip = Gossip(raw(publisher.ca))
+    gossip.learn(*publisher.record())
+    link = Link(7, bytes(32), digest(b"peer"), True, 0.0, 0.0)
+    link.record = object()
+    stock = Stock(gossip, {7: link}, said.append, lambda _: False)
+    stock.describe(version.opening, 0.0)
+    for page in version.pages:
+        stock.add_page(page, -1, 0.0)
+    first, second, *_ = version.chunks
+    link.remember(version.attempt, ((0, 5),))
+
+    def told():
+        stock.say()
+        found = [each.message.ranges for each in said if isinstance(each.message, Have)]
+        said.clear()
+        return found
+
+    stock.stored(first, 1.0)
+    assert told() == []
+    link.strike(2.0)
+    stock.stored(second, 2.0)
+    assert told() == [((0, 1),)], "what was kept from it before, too"
+    stock.stored(second, 2.0)
+    assert told() == []

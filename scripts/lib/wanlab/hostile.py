@@ -32,7 +32,7 @@ from .lab import running
 from .member import LIES
 from .namespaces import LabError, missing
 from .plan import MBIT, Host, Plan, Site
-from .swarm import Swarm, sha256_of_files
+from .swarm import STREAM, Swarm, sha256_of_files
 from .witness import Witnesses
 
 MIB = 2**20
@@ -119,6 +119,7 @@ class Siege:
         source = self._root / f"source-{self._version}"
         write_checkpoint(source, self._size_bytes, self._version)
         truth = sha256_of_files(source)
+        self._witnesses.set_lies(HOSTILE, "")
         self._set_daemon(way.daemon)
         self._witnesses.set_lies(HOSTILE, way.lies)
         before = {name: self._wrong_senders(name) for name in self.honest}
@@ -144,17 +145,26 @@ class Siege:
         return self._witnesses.wrong_senders(name)
 
     def _set_daemon(self, wanted: bool) -> None:
-        """Let the hostile member's daemon run or not; one that was shut out may need a while to be let in again."""
+        """Let the hostile member's daemon run or not.
+
+        One that was shut out may need a while to be let in again, and to catch up with what it has missed.
+        """
         if not wanted:
             self._hostile.kill()
             return
         if not self._hostile.running:
             self._swarm.restart(HOSTILE)
         deadline_s = time.monotonic() + MEETING_S
-        while time.monotonic() < deadline_s:
-            if sum(peer.connected for peer in self._hostile.client.peers()) >= len(self.honest):
-                return
+        while time.monotonic() < deadline_s and not (self._is_linked() and self._has_caught_up()):
             time.sleep(LOOK_S)
+
+    def _is_linked(self) -> bool:
+        return sum(peer.connected for peer in self._hostile.client.peers()) >= len(self.honest)
+
+    def _has_caught_up(self) -> bool:
+        """Whether the hostile member, which is to be hostile from now on, has the version before this one."""
+        held = {each.stream: each.current for each in self._hostile.client.streams()}.get(STREAM)
+        return held is not None and held.version >= self._version - 1
 
     @contextmanager
     def _attacking(self, way: Way) -> Iterator[list[int]]:
