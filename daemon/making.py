@@ -254,7 +254,11 @@ class Making:
             draft.attempt,
             self._size,
             (OpeningPart(self._desk.fleet.node, draft.key, 0, self._layout),),
-            build_roster(self._desk.fleet.swarm.gossip.lively(), self._desk.fleet.node),
+            build_roster(
+                self._desk.fleet.swarm.gossip.lively(),
+                self._desk.fleet.node,
+                int(self._patch_share() * self._size / MIN_CHUNK_BYTES),
+            ),
         )
         body = signed(ObjectKind.OPENING, opening, self._key)
         return opening, [self._header(Subject.OPENING, body), body]
@@ -269,17 +273,20 @@ class Making:
 
     def _sizes(self, opening: Opening) -> tuple[int, int]:
         """(input of one job, contents of one chunk), in bytes: so that every border has chunks to bring in."""
-        share = 1.0
-        if self._draft.parent is not None:
-            known = self._known
-            measured = known is not None and known.kind is Route.STEP and self._size
-            share = FIRST_PATCH_SHARE
-            if known is not None and measured:
-                share = max(sum(part.size for part in known.parts) / self._size, 1e-5)
+        share = self._patch_share()
         target = share * self._size / chunks_for(len(site.borders) for site in opening.roster)
         chunk = int(min(max(target, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES))
         memory = max(self._desk.memory_limit // (4 * self._desk.threads), MIN_JOB_BYTES)
         return int(min(max(chunk / share, MIN_JOB_BYTES), MAX_JOB_BYTES, memory)), chunk
+
+    def _patch_share(self) -> float:
+        """The patch over the version, by what the last one was."""
+        known = self._known
+        if self._draft.parent is None:
+            return 1.0
+        if known is None or known.kind is not Route.STEP or not self._size:
+            return FIRST_PATCH_SHARE
+        return max(sum(part.size for part in known.parts) / self._size, 1e-5)
 
     def _advance(self, size: int) -> None:
         self._done_bytes += size

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from .advance import Advance
@@ -89,10 +89,14 @@ class Asking:
     def ask_all(self, now_s: float) -> bool:
         """Ask every link for what may be asked of it, the nearest first. Returns whether any data is wanted at all."""
         lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
-        lacking = [series for series in (*lists, *wanted) if series.lacks_unasked()]
+        lacking = [(series, unasked) for series in (*lists, *wanted) if (unasked := series.unasked())]
         if lacking:
-            for link in self._nearest(lacking):
-                self._ask(link, lists, wanted, now_s)
+            self._ask_in_turn(
+                (link for link in self._links.values() if any(self._can_give(link, *each) for each in lacking)),
+                lists,
+                wanted,
+                now_s,
+            )
         return bool(wanted)
 
     def ask_one(self, link: Link, now_s: float) -> bool:
@@ -100,6 +104,16 @@ class Asking:
         wanted = self._routing.wanted()
         self._ask(link, self._routing.wanted_lists(), wanted, now_s)
         return bool(wanted)
+
+    def ask_again(self, link: Link, flight: Flight, now_s: float) -> None:
+        """Ask for a chunk that `link` has refused, and `link` for others: all else is as it was."""
+
+        def counts(other: Link) -> bool:
+            offered = other.offers(flight.attempt)
+            return other is link or (offered is not None and flight.ordinal in offered)
+
+        lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
+        self._ask_in_turn(filter(counts, self._links.values()), lists, wanted, now_s)
 
     def offered(self, series: Series, plan: Plan, *, seeds: bool = True) -> tuple[ChunkSet, ChunkSet]:
         """What peers of this site, `seeds` included or not, and of other sites offer; the seed's site apart.
@@ -133,22 +147,18 @@ class Asking:
 
     # -- one link -------------------------------------------------------------------------------------------
 
-    def _nearest(self, lacking: list[Series]) -> list[Link]:
-        """Links to those who have, or are about to get, some of what is neither here nor asked for."""
+    def _ask_in_turn(self, links: Iterable[Link], lists: list[Series], wanted: list[Series], now_s: float) -> None:
+        """Ask some links, the nearest first."""
         site = self._site()
-        useful = [
-            link
-            for link in self._links.values()
-            if link.record is not None and any(self._can_give(link, series) for series in lacking)
-        ]
-        useful.sort(key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes))
-        return useful
+        for link in sorted(
+            links, key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes)
+        ):
+            self._ask(link, lists, wanted, now_s)
 
-    def _can_give(self, link: Link, series: Series) -> bool:
+    def _can_give(self, link: Link, series: Series, unasked: ChunkSet) -> bool:
+        """Whether a peer has, or is about to get, some of what is neither here nor asked for."""
         offered = link.haves.get(series.attempt)
-        if offered is not None and series.lacks_unasked(offered):
-            return True
-        return self._advance.can_ask(link, series)
+        return (offered is not None and unasked.meets(offered)) or self._advance.can_ask(link, series)
 
     def _ask(self, link: Link, lists: list[Series], wanted: list[Series], now_s: float) -> None:
         if now_s < self._held_off_s or link.record is None:

@@ -191,7 +191,7 @@ class Fetch:
             return
         if link.site != self.site and not (plans is not None and plans[0].is_source(link)):
             self._advance.begin(series, new.data, link, now_s)
-        if series.lacks_unasked(new):
+        if series.unasked().meets(new):
             self.request_more(link, now_s)
 
     def expected(self, link: Link, name: bytes) -> int | None:
@@ -261,7 +261,10 @@ class Fetch:
             link.defer(flight.attempt, flight.ordinal)
             self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
-        self.request(now_s)
+        if in_advance or at_seed:
+            self.request(now_s)
+        else:
+            self._asking.ask_again(link, flight, now_s)
 
     def _brought_by(self, link: Link, flight: Flight, holders: tuple[bytes, ...]) -> None:
         """Note who takes a chunk from the seed, when it is not the one that was asked to pass it on, or this node."""

@@ -17,11 +17,17 @@ from .manifest import NodeRecord, RosterSite
 
 MAX_SITES: Final = 128
 MAX_BORDERS: Final = 8
+HOME_BORDERS: Final = 16
+"""And so many at a site with a publisher: they take from it over the LAN, and each passes on what it brings to all."""
+
 MAX_ENTRIES: Final = 1000
 """Borders in one roster: keeps the opening inside a control frame."""
 
 FULL_WEIGHT: Final = 16
 CHUNKS_PER_BORDER: Final = 16
+LEAST_CHUNKS_PER_BORDER: Final = 8
+"""Of a patch in fewer chunks fewer borders bring some in: else all leave the seed at once, and arrive at the end."""
+
 MIN_CHUNKS: Final = 64
 """Chunks that a patch is cut into: so many for each border, so that their shares are alike, and no more, because each
 chunk costs every node the same work, however small it is; and so many at least, so that it is passed on as it comes."""
@@ -51,9 +57,10 @@ def borders_of(nodes: Mapping[bytes, NodeRecord], site: str, count: int = MAX_BO
     return members[: border_count(len(members), count)]
 
 
-def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes) -> tuple[RosterSite, ...]:
+def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes, chunks: int | None = None) -> tuple[RosterSite, ...]:
     """The roster for a version that only `seed` holds: every site with a member besides the seed.
 
+    `chunks` is how many the patch will have at most, as far as that is known.
     The seed's own site and sites without a dialable member own nothing (weight 0): the first reach the seed over
     their LAN, the others could not hand on what they took.
     """
@@ -61,9 +68,11 @@ def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes) -> tuple[Roster
     home = nodes[seed].site if seed in nodes else ""
     sites = sorted({record.site for record in others.values()})[:MAX_SITES]
     count = most_borders(len(sites))
+    if chunks is not None:
+        count = min(count, max(1, chunks // (LEAST_CHUNKS_PER_BORDER * max(len(sites) - (home in sites), 1))))
     roster = []
     for site in sites:
-        borders = borders_of(others, site, count)
+        borders = borders_of(others, site, HOME_BORDERS if site == home else count)
         dialable = any(others[node].addresses for node in borders)
         roster.append(RosterSite(site, FULL_WEIGHT if dialable and site != home else 0, tuple(borders)))
     return tuple(roster)
@@ -107,6 +116,7 @@ class Dealing:
         self._roster = roster
         self._order = smooth_round_robin(entry.weight for entry in roster)
         self._owners = [index for index, entry in enumerate(roster) if entry.weight]
+        self._owner_sites = frozenset(roster[index].site for index in self._owners)
         self._site = next((index for index, entry in enumerate(roster) if entry.site == site), -1)
         self.site = site
         self.borders: tuple[bytes, ...] = roster[self._site].borders if self._site >= 0 else ()
@@ -124,7 +134,7 @@ class Dealing:
 
     def owns_any(self, site: str) -> bool:
         """Whether a site owns chunks."""
-        return any(self._roster[index].site == site for index in self._owners)
+        return site in self._owner_sites
 
     def owner(self, ordinal: int) -> str | None:
         """The site that owns a chunk; None when no site owns any, and all take from the seed."""

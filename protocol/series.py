@@ -44,6 +44,10 @@ class ChunkSet:
         else:
             self.data &= ~(1 << ordinal)
 
+    def meets(self, other: ChunkSet) -> bool:
+        """Whether some chunk is in both."""
+        return bool(self.data & other.data or self.meta & other.meta)
+
     def __contains__(self, ordinal: int) -> bool:
         if ordinal >= META_ORDINAL:
             return bool(self.meta >> (ordinal - META_ORDINAL) & 1)
@@ -186,11 +190,9 @@ class Series:
         """Bitmap of named data chunks that are not here."""
         return self.named & ~self.have.data
 
-    def lacks_unasked(self, of: ChunkSet | None = None) -> bool:
-        """Whether some chunk, of those in `of` if given, is neither here nor asked for."""
-        data = self.missing_data() & ~self.asked.data
-        meta = self.missing_meta() & ~self.asked.meta
-        return bool(data or meta) if of is None else bool(data & of.data or meta & of.meta)
+    def unasked(self) -> ChunkSet:
+        """What is neither here nor asked for."""
+        return ChunkSet(self.missing_data() & ~self.asked.data, self.missing_meta() & ~self.asked.meta)
 
     def expected(self) -> int | None:
         """Bitmap of all data chunks, or None while the transition record is not here."""

@@ -1,30 +1,28 @@
 """Topology: which peers a node wants to be connected to, the same answer wherever the same nodes are known.
 
 A small fleet is a full mesh. In a large one a node is linked to its own site (to all of it, or to its borders and
-some neighbours on a ring), a border also to the borders in its columns at every other site and to the publishers,
+to some others, all over it), a border also to the borders in its columns at every other site and to the publishers,
 and everyone to a few far nodes by hash, so that the whole stays connected whatever sites there are.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
 from .gossip import Gossip
 from .ids import digest
 from .manifest import NodeRecord
-from .roster import MAX_BORDERS, MAX_ENTRIES, borders_of
+from .roster import HOME_BORDERS, borders_of, most_borders
 
 FULL_MESH: Final = 48
 """Fleets up to this size are a full mesh; sites up to half of it too."""
 
-NEIGHBOURS: Final = 4
-"""Next nodes on a ring in both directions: within a large site, and over the whole fleet."""
-
 FAR_LINKS: Final = 2
+"""Next nodes in both directions on a ring over the whole fleet."""
 
 
 class Topology:
@@ -55,16 +53,26 @@ def wanted_links(nodes: Mapping[bytes, NodeRecord], me: bytes, publishers: Abstr
     for node, record in nodes.items():
         sites[record.site][node] = record
     mine = sites[nodes[me].site]
-    count = max(1, min(MAX_BORDERS, MAX_ENTRIES // len(sites)))
+    count = most_borders(len(sites))
     borders = borders_of(mine, nodes[me].site, count)
-    wanted = set(mine) if len(mine) <= FULL_MESH // 2 else {*borders, *_ring(mine, me, NEIGHBOURS)}
+    inside = {*borders, *_borders_beside(publishers, mine, nodes[me].site)}
+    wanted = set(mine) if len(mine) <= FULL_MESH // 2 else {*inside, *_chords(mine, me)}
     wanted.update(_ring(nodes, me, FAR_LINKS))
-    if me in borders:
+    if me in inside:
         wanted.update(publishers & others)
+    if me in borders:
         for site, members in sites.items():
             if site != nodes[me].site:
                 wanted.update(_columns(borders.index(me), len(borders), borders_of(members, site, count)))
     return wanted - {me}
+
+
+def _borders_beside(publishers: AbstractSet[bytes], mine: Mapping[bytes, NodeRecord], site: str) -> set[bytes]:
+    """The borders that a roster names at a site for each publisher that is there, which is none itself."""
+    found: set[bytes] = set()
+    for publisher in publishers & mine.keys():
+        found.update(borders_of({node: mine[node] for node in mine if node != publisher}, site, HOME_BORDERS))
+    return found
 
 
 def _columns(index: int, count: int, theirs: list[bytes]) -> list[bytes]:
@@ -75,8 +83,18 @@ def _columns(index: int, count: int, theirs: list[bytes]) -> list[bytes]:
 
 def _ring(nodes: Mapping[bytes, NodeRecord], me: bytes, count: int) -> list[bytes]:
     """The `count` nodes that follow `me`, and the `count` before it, in the order of a hash."""
+    return _at_distances(nodes, me, range(1, count + 1))
+
+
+def _chords(nodes: Mapping[bytes, NodeRecord], me: bytes) -> list[bytes]:
+    """The nodes 1, 2, 4, … places from `me` in the order of a hash: all are a few steps from each other.
+
+    Source: the fingers of Chord (Stoica et al., 2001), here in both directions.
+    """
+    return _at_distances(nodes, me, (1 << power for power in range((len(nodes) // 2).bit_length())))
+
+
+def _at_distances(nodes: Mapping[bytes, NodeRecord], me: bytes, distances: Iterable[int]) -> list[bytes]:
     order = sorted((digest(b"ring" + node), node) for node in nodes)
-    at = bisect_right(order, (digest(b"ring" + me), me))
-    after = [order[(at + step) % len(order)][1] for step in range(count)]
-    before = [order[(at - 2 - step) % len(order)][1] for step in range(count)]
-    return after + before
+    at = bisect_left(order, (digest(b"ring" + me), me))
+    return [order[(at + step) % len(order)][1] for distance in distances for step in (distance, -distance)]

@@ -11,6 +11,7 @@ from support.versions import Publisher, key_of
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import NodeRecord, RosterSite
 from patchswarm.protocol.roster import (
+    HOME_BORDERS,
     MAX_BORDERS,
     MAX_PERIOD,
     MAX_SITES,
@@ -121,6 +122,15 @@ def test_a_roster_fits_an_opening_whatever_the_fleet(sites, members):
     assert len(roster) <= MAX_SITES
     opening = Publisher().version(1, node=node_of(0), roster=roster).opening
     sign(opening, key_of("publisher 1"))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "far"), [(None, 8), (2 * 8 * 8, 8), (2 * 8 * 8 - 1, 4), (2 * 8 * 2, 2), (3, 1)], ids=str
+)
+def test_of_few_chunks_few_borders_of_each_other_site_bring_some_in(chunks, far):
+    nodes = nodes_of(a=21, b=20, c=20)
+    roster = build_roster(nodes, node_of(0), chunks)
+    assert [(entry.site, len(entry.borders)) for entry in roster] == [("a", HOME_BORDERS), ("b", far), ("c", far)]
 
 
 def test_a_seed_that_nobody_knows_yet_has_no_site_of_its_own():

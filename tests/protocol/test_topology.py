@@ -11,8 +11,8 @@ from patchswarm.protocol.gossip import Gossip
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import NodeRecord
 from patchswarm.protocol.messages import ObjectKind
-from patchswarm.protocol.roster import MAX_BORDERS, MAX_ENTRIES, borders_of
-from patchswarm.protocol.topology import FAR_LINKS, FULL_MESH, NEIGHBOURS, Topology, wanted_links
+from patchswarm.protocol.roster import HOME_BORDERS, MAX_BORDERS, borders_of, build_roster, most_borders
+from patchswarm.protocol.topology import FAR_LINKS, FULL_MESH, Topology, wanted_links
 
 
 def fleet(sizes):
@@ -80,11 +80,11 @@ def test_a_small_fleet_is_a_full_mesh(sizes):
 @pytest.mark.parametrize("sizes", [[50] * 20, [500, 100], [1] * 200, [1000]])
 def test_in_a_large_fleet_a_node_wants_few_links(sizes):
     nodes = fleet(sizes)
-    count = max(1, min(MAX_BORDERS, MAX_ENTRIES // len(sizes)))
+    count = most_borders(len(sizes))
     for site in {record.site for record in nodes.values()}:
         borders = set(borders_of(nodes, site, count))
         members = [node for node, record in nodes.items() if record.site == site]
-        inside = len(members) if len(members) <= FULL_MESH // 2 else MAX_BORDERS + 2 * NEIGHBOURS
+        inside = len(members) if len(members) <= FULL_MESH // 2 else MAX_BORDERS + 2 * len(members).bit_length()
         for me in members[:20]:
             degree = len(wanted_links(nodes, me, frozenset()))
             assert degree <= inside + 2 * FAR_LINKS + (MAX_BORDERS * len(sizes) if me in borders else 0)
@@ -97,6 +97,17 @@ def test_what_two_borders_deal_to_each_other_both_of_them_want():
     for me in borders:
         for other in wanted[me] & borders:
             assert me in wanted[other]
+
+
+def test_in_a_large_site_everyone_is_a_few_steps_from_everyone():
+    nodes = fleet([300])
+    wanted, _ = links_of(nodes)
+    borders = set(borders_of(nodes, "site 0", MAX_BORDERS))
+    rest = set(nodes) - borders  # they are linked to all
+    reached = {min(rest)}
+    for _ in range(4):
+        reached |= {other for node in reached for other in wanted[node]} & rest
+    assert reached == rest
 
 
 def test_ring_neighbours_want_each_other():
@@ -116,6 +127,19 @@ def test_borders_want_the_publishers_and_others_do_not():
     assert all(publisher in wanted[border] for border in borders)
     members = [node for node in nodes if nodes[node].site == "site 1" and node not in borders]
     assert sum(publisher in wanted[node] for node in members) <= 2 * FAR_LINKS
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_all_that_a_roster_names_have_a_link_to_its_seed_and_its_mates_one_to_them(turn):
+    nodes = fleet([60, 60])
+    seed = [node for node in nodes if nodes[node].site == "site 0"][turn]
+    wanted, _ = links_of(nodes, frozenset({seed}))
+    for entry in build_roster(nodes, seed):
+        assert all(seed in wanted[border] for border in entry.borders)
+        if entry.site == "site 0":
+            assert len(entry.borders) == HOME_BORDERS
+            mates = {node for node in nodes if nodes[node].site == "site 0"} - {seed}
+            assert all(set(entry.borders) <= wanted[mate] | {mate} for mate in mates)
 
 
 def test_a_node_that_nobody_heard_of_yet_wants_everyone():

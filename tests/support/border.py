@@ -49,7 +49,7 @@ class Desk:
             missing=ALL,
             missing_data=lambda: self.series.missing,
             missing_meta=lambda: 0,
-            lacks_unasked=self._lacks_unasked,
+            unasked=lambda: ChunkSet(self.series.missing & ~self.series.asked.data),
             entry=lambda ordinal: (b"%032d" % ordinal, SIZE),
         )
         self.asking = Asking(
@@ -63,10 +63,6 @@ class Desk:
             random.Random(1),
             None,
         )
-
-    def _lacks_unasked(self, of=None):
-        unasked = self.series.missing & ~self.series.asked.data
-        return bool(unasked if of is None else unasked & of.data)
 
     def link(self, node):
         return next(link for link in self.links.values() if link.node == node)

@@ -172,7 +172,7 @@ class World:
             self.published_s = now_s
             for node in self.nodes:
                 node.tally.control_before = node.tally.control_sent
-        roster = build_roster(head.swarm.gossip.nodes, head.id)
+        roster = build_roster(head.swarm.gossip.nodes, head.id, self.patch.chunks)
         head.store.update(name for name, _ in release.list_chunks)
         for kind, data in release.opening(head.id, roster):
             head.learn(kind, data)
