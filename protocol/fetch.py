@@ -17,6 +17,7 @@ from .link import Flight, Link
 from .manifest import Manifest, Opening, StreamRecord, Transition
 from .messages import META_ORDINAL, Cancel, Claim, Have, Message, Page, Reason, Reject, Request
 from .mirrored import Mirrored
+from .moving import Moving
 from .picker import REFUSED_S
 from .plans import Plans
 from .routing import Routing
@@ -64,7 +65,10 @@ class Fetch:
         self._asking = Asking(
             links, self.routing, self.plans, self.serving, self._advance, emit, self._here, rng, inflight_limit
         )
-        self._stepping = Stepping(self.stock, links, self.plans, self.serving, self._asking, emit, self._here, rng)
+        self._moving = Moving(links, self.plans, emit, self._here, self._asking.depart)
+        self._stepping = Stepping(
+            self.stock, links, self.plans, self.serving, self._asking, self._moving, emit, self._here, rng
+        )
         self._watch = Watch(links, emit, self._unask)
         self._turn_due_s: float | None = None
 
@@ -314,7 +318,7 @@ class Fetch:
         alive = self.plans.alive()
         for series in wanted:
             self._stepping.step_in(series, alive, now_s)
-            self._asking.move(series, now_s)
+            self._moving.move(series, now_s)
         if any(series.missing_data() or series.missing_meta() for series in wanted):
             self._turn_due_s = now_s + TURN_S
         self.request(now_s)

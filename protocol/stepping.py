@@ -10,6 +10,7 @@ from .effects import Effect
 from .helping import help_out, relieve, sound_out
 from .link import Flight, Link
 from .messages import META_ORDINAL, RELEASED, SPARE, Claim
+from .moving import Moving
 from .picker import BLOB_PATIENCE_S, CLAIM_S, Plan
 from .plans import Plans
 from .ranges import bits_of
@@ -28,6 +29,7 @@ class Stepping:
         plans: Plans,
         serving: Serving,
         asking: Asking,
+        moving: Moving,
         emit: Callable[[Effect], None],
         site: Callable[[], str],
         rng: Chance,
@@ -37,6 +39,7 @@ class Stepping:
         self._plans = plans
         self._serving = serving
         self._asking = asking
+        self._moving = moving
         self._emit = emit
         self._site = site
         self._rng = rng
@@ -57,7 +60,7 @@ class Stepping:
         if taken:
             self._claim(series, bits_of(taken))
             self._blame(data.take_failed(), now_s)
-        if spare := self._asking.waiting_long(series):
+        if spare := self._moving.waiting_long(series):
             self._claim(series, spare, SPARE)
         # Blobs are few: whoever steps in for them does so without a claim.
         blobs = series.missing_meta() & ~series.asked.meta & ~near.meta
@@ -103,7 +106,7 @@ class Stepping:
         plan.claim(bits, 0.0 if released else now_s + CLAIM_S, link.node)
         if yielded := taken & ~plan.taken:
             self._claim(series, yielded, RELEASED)  # who does not hear the other one counts on this node
-        return self._asking.yield_queued(series, bits & ~plan.mine) or bool(released and bits & plan.mine)
+        return self._moving.yield_queued(series, bits & ~plan.mine) or bool(released and bits & plan.mine)
 
     def _stolen(self, link: Link, series: Series, plan: Plan, bits: int) -> bool:
         """Note that a thief at another site takes what was this node's to take, and tell those who wait for it here."""
@@ -117,7 +120,7 @@ class Stepping:
         near, far = self._asking.offered(series, plan, seeds=False)
         free = series.missing_data() & ~series.asked.data & ~near.data
         spare &= free & far.data
-        if not spare or not self._asking.comes_soon(series.entry((spare & -spare).bit_length() - 1)[1]):
+        if not spare or not self._moving.comes_soon(series.entry((spare & -spare).bit_length() - 1)[1]):
             return False
         taken = help_out(plan, free, spare, self._rng)
         if taken is not None:

@@ -23,7 +23,7 @@ class Border(Desk):
         serving = SimpleNamespace(refused=lambda name, holders: self.refused.append((int(name), holders)))
         stock = SimpleNamespace(series={ATTEMPT: self.series})
         self.stepping = Stepping(
-            stock, self.links, plans, serving, self.asking, self.sent.append, lambda: "a", random.Random(1)
+            stock, self.links, plans, serving, self.asking, self.moving, self.sent.append, lambda: "a", random.Random(1)
         )
 
     def hear(self, link, ordinals, rank=0):

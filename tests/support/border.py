@@ -9,6 +9,7 @@ from patchswarm.protocol.ids import digest
 from patchswarm.protocol.link import Link
 from patchswarm.protocol.manifest import NodeRecord
 from patchswarm.protocol.messages import Request
+from patchswarm.protocol.moving import Moving
 from patchswarm.protocol.picker import Plan
 from patchswarm.protocol.roster import Dealing, build_roster
 from patchswarm.protocol.series import ChunkSet
@@ -52,10 +53,11 @@ class Desk:
             unasked=lambda: ChunkSet(self.series.missing & ~self.series.asked.data),
             entry=lambda ordinal: (b"%032d" % ordinal, SIZE),
         )
+        plans = SimpleNamespace(of=lambda *_: (self.plan, Plan(None, frozenset())), awaits_roster=lambda *_: False)
         self.asking = Asking(
             self.links,
             SimpleNamespace(wanted=lambda: [self.series], wanted_lists=list),
-            SimpleNamespace(of=lambda *_: (self.plan, Plan(None, frozenset())), awaits_roster=lambda *_: False),
+            plans,
             SimpleNamespace(behind_s=lambda _: self.behind_s),
             SimpleNamespace(ask=lambda *_: None, can_ask=lambda *_: False),
             self.sent.append,
@@ -63,9 +65,16 @@ class Desk:
             random.Random(1),
             None,
         )
+        self.moving = Moving(self.links, plans, self.sent.append, lambda: "a", self.asking.depart)
 
     def link(self, node):
         return next(link for link in self.links.values() if link.node == node)
+
+    def borders_elsewhere(self):
+        """Links to the border of this node's column at the other site, and to its mate."""
+        partner = next(node for node in NODES if NODES[node].site == "b" and self.plan.to_come(node))
+        mate = next(node for node in NODES if NODES[node].site == "b" and node != partner)
+        return self.link(partner), self.link(mate)
 
     def add_mate(self):
         """One more member of this site, which is no border; its node id."""
