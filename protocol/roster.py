@@ -8,6 +8,7 @@ columns at every site, so that a border talks to few others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import gcd
 from typing import Final
@@ -17,8 +18,11 @@ from .manifest import NodeRecord, RosterSite
 
 MAX_SITES: Final = 128
 MAX_BORDERS: Final = 8
-HOME_BORDERS: Final = 16
-"""And so many at a site with a publisher: they take from it over the LAN, and each passes on what it brings to all."""
+MANY_BORDERS: Final = 16
+"""And so many at the seed's own site, which is as fast as its members' uplinks are, and at one of more than LARGE_SITE
+members: each border passes on what it brings to many."""
+
+LARGE_SITE: Final = 64
 
 MAX_ENTRIES: Final = 1000
 """Borders in one roster: keeps the opening inside a control frame."""
@@ -36,9 +40,10 @@ MAX_PERIOD: Final = 4096
 """Chunks after which the dealing repeats, at most, whatever weights a roster has."""
 
 
-def most_borders(sites: int) -> int:
-    """Borders that each of so many sites has at most in one roster."""
-    return max(1, min(MAX_BORDERS, MAX_ENTRIES // max(sites, 1)))
+def most_borders(sites: int, members: int, *, home: bool = False) -> int:
+    """Borders of a site of so many members at most, in a roster of so many sites; `home`: the seed is there."""
+    most = MANY_BORDERS if home or members > LARGE_SITE else MAX_BORDERS
+    return max(1, min(most, MAX_ENTRIES // max(sites, 1)))
 
 
 def border_count(members: int, most: int) -> int:
@@ -66,13 +71,15 @@ def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes, chunks: int | N
     """
     others = {node: record for node, record in nodes.items() if node != seed}
     home = nodes[seed].site if seed in nodes else ""
-    sites = sorted({record.site for record in others.values()})[:MAX_SITES]
-    count = most_borders(len(sites))
+    members = Counter(record.site for record in others.values())
+    sites = sorted(members)[:MAX_SITES]
+    enough = MANY_BORDERS
     if chunks is not None:
-        count = min(count, max(1, chunks // (LEAST_CHUNKS_PER_BORDER * max(len(sites) - (home in sites), 1))))
+        enough = max(1, chunks // (LEAST_CHUNKS_PER_BORDER * max(len(sites) - (home in sites), 1)))
     roster = []
     for site in sites:
-        borders = borders_of(others, site, HOME_BORDERS if site == home else count)
+        most = most_borders(len(sites), members[site], home=site == home)
+        borders = borders_of(others, site, most if site == home else min(most, enough))
         dialable = any(others[node].addresses for node in borders)
         roster.append(RosterSite(site, FULL_WEIGHT if dialable and site != home else 0, tuple(borders)))
     return tuple(roster)

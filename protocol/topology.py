@@ -16,13 +16,17 @@ from typing import Final
 from .gossip import Gossip
 from .ids import digest
 from .manifest import NodeRecord
-from .roster import HOME_BORDERS, borders_of, most_borders
+from .roster import borders_of, most_borders
 
 FULL_MESH: Final = 48
 """Fleets up to this size are a full mesh; sites up to half of it too."""
 
 FAR_LINKS: Final = 2
 """Next nodes in both directions on a ring over the whole fleet."""
+
+
+_Sites = Mapping[str, Mapping[bytes, NodeRecord]]
+"""Nodes by site."""
 
 
 class Topology:
@@ -53,25 +57,29 @@ def wanted_links(nodes: Mapping[bytes, NodeRecord], me: bytes, publishers: Abstr
     for node, record in nodes.items():
         sites[record.site][node] = record
     mine = sites[nodes[me].site]
-    count = most_borders(len(sites))
-    borders = borders_of(mine, nodes[me].site, count)
-    inside = {*borders, *_borders_beside(publishers, mine, nodes[me].site)}
+    borders = _borders(sites, nodes[me].site)
+    inside = {*borders, *_borders_beside(publishers, sites, nodes[me].site)}
     wanted = set(mine) if len(mine) <= FULL_MESH // 2 else {*inside, *_chords(mine, me)}
     wanted.update(_ring(nodes, me, FAR_LINKS))
     if me in inside:
         wanted.update(publishers & others)
     if me in borders:
-        for site, members in sites.items():
+        for site in sites:
             if site != nodes[me].site:
-                wanted.update(_columns(borders.index(me), len(borders), borders_of(members, site, count)))
+                wanted.update(_columns(borders.index(me), len(borders), _borders(sites, site)))
     return wanted - {me}
 
 
-def _borders_beside(publishers: AbstractSet[bytes], mine: Mapping[bytes, NodeRecord], site: str) -> set[bytes]:
+def _borders(sites: _Sites, site: str) -> list[bytes]:
+    return borders_of(sites[site], site, most_borders(len(sites), len(sites[site])))
+
+
+def _borders_beside(publishers: AbstractSet[bytes], sites: _Sites, site: str) -> set[bytes]:
     """The borders that a roster names at a site for each publisher that is there, which is none itself."""
     found: set[bytes] = set()
-    for publisher in publishers & mine.keys():
-        found.update(borders_of({node: mine[node] for node in mine if node != publisher}, site, HOME_BORDERS))
+    for publisher in publishers & sites[site].keys():
+        others = {node: record for node, record in sites[site].items() if node != publisher}
+        found.update(borders_of(others, site, most_borders(len(sites), len(others), home=True)))
     return found
 
 

@@ -11,7 +11,7 @@ from support.versions import Publisher, key_of
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import NodeRecord, RosterSite
 from patchswarm.protocol.roster import (
-    HOME_BORDERS,
+    MANY_BORDERS,
     MAX_BORDERS,
     MAX_PERIOD,
     MAX_SITES,
@@ -130,7 +130,7 @@ def test_a_roster_fits_an_opening_whatever_the_fleet(sites, members):
 def test_of_few_chunks_few_borders_of_each_other_site_bring_some_in(chunks, far):
     nodes = nodes_of(a=21, b=20, c=20)
     roster = build_roster(nodes, node_of(0), chunks)
-    assert [(entry.site, len(entry.borders)) for entry in roster] == [("a", HOME_BORDERS), ("b", far), ("c", far)]
+    assert [(entry.site, len(entry.borders)) for entry in roster] == [("a", MANY_BORDERS), ("b", far), ("c", far)]
 
 
 def test_a_seed_that_nobody_knows_yet_has_no_site_of_its_own():

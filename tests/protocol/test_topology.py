@@ -11,7 +11,7 @@ from patchswarm.protocol.gossip import Gossip
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import NodeRecord
 from patchswarm.protocol.messages import ObjectKind
-from patchswarm.protocol.roster import HOME_BORDERS, MAX_BORDERS, borders_of, build_roster, most_borders
+from patchswarm.protocol.roster import MANY_BORDERS, MAX_BORDERS, borders_of, build_roster, most_borders
 from patchswarm.protocol.topology import FAR_LINKS, FULL_MESH, Topology, wanted_links
 
 
@@ -80,14 +80,14 @@ def test_a_small_fleet_is_a_full_mesh(sizes):
 @pytest.mark.parametrize("sizes", [[50] * 20, [500, 100], [1] * 200, [1000]])
 def test_in_a_large_fleet_a_node_wants_few_links(sizes):
     nodes = fleet(sizes)
-    count = most_borders(len(sizes))
     for site in {record.site for record in nodes.values()}:
-        borders = set(borders_of(nodes, site, count))
         members = [node for node, record in nodes.items() if record.site == site]
-        inside = len(members) if len(members) <= FULL_MESH // 2 else MAX_BORDERS + 2 * len(members).bit_length()
+        count = most_borders(len(sizes), len(members))
+        borders = set(borders_of(nodes, site, count))
+        inside = len(members) if len(members) <= FULL_MESH // 2 else count + 2 * len(members).bit_length()
         for me in members[:20]:
             degree = len(wanted_links(nodes, me, frozenset()))
-            assert degree <= inside + 2 * FAR_LINKS + (MAX_BORDERS * len(sizes) if me in borders else 0)
+            assert degree <= inside + 2 * FAR_LINKS + (MANY_BORDERS * len(sizes) if me in borders else 0)
 
 
 def test_what_two_borders_deal_to_each_other_both_of_them_want():
@@ -102,7 +102,7 @@ def test_what_two_borders_deal_to_each_other_both_of_them_want():
 def test_in_a_large_site_everyone_is_a_few_steps_from_everyone():
     nodes = fleet([300])
     wanted, _ = links_of(nodes)
-    borders = set(borders_of(nodes, "site 0", MAX_BORDERS))
+    borders = set(borders_of(nodes, "site 0", MANY_BORDERS))
     rest = set(nodes) - borders  # they are linked to all
     reached = {min(rest)}
     for _ in range(4):
@@ -112,7 +112,7 @@ def test_in_a_large_site_everyone_is_a_few_steps_from_everyone():
 
 def test_ring_neighbours_want_each_other():
     nodes = fleet([300])
-    borders = set(borders_of(nodes, "site 0", MAX_BORDERS))
+    borders = set(borders_of(nodes, "site 0", MANY_BORDERS))
     wanted, _ = links_of(nodes)
     for me in set(nodes) - borders:
         for other in wanted[me] - borders:
@@ -137,7 +137,7 @@ def test_all_that_a_roster_names_have_a_link_to_its_seed_and_its_mates_one_to_th
     for entry in build_roster(nodes, seed):
         assert all(seed in wanted[border] for border in entry.borders)
         if entry.site == "site 0":
-            assert len(entry.borders) == HOME_BORDERS
+            assert len(entry.borders) == MANY_BORDERS
             mates = {node for node in nodes if nodes[node].site == "site 0"} - {seed}
             assert all(set(entry.borders) <= wanted[mate] | {mate} for mate in mates)
 

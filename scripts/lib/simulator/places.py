@@ -128,7 +128,9 @@ class Patch:
 def chunk_count(size: int, map_: Map) -> int:
     """Chunks of a patch by daemon/making's rule."""
     members = Counter(map_.sites[host.site].label for host in map_.hosts[1:])
-    most = most_borders(len(members))
-    borders = (border_count(count, most) for count in members.values())
+    home = map_.sites[map_.hosts[0].site].label
+    borders = (
+        border_count(count, most_borders(len(members), count, home=site == home)) for site, count in members.items()
+    )
     chunk = min(max(size / chunks_for(borders), 32 * 1024), 4 * 1024 * 1024)
     return max(1, math.ceil(size / chunk))
