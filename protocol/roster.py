@@ -32,6 +32,9 @@ CHUNKS_PER_BORDER: Final = 16
 LEAST_CHUNKS_PER_BORDER: Final = 8
 """Of a patch in fewer chunks fewer borders bring some in: else all leave the seed at once, and arrive at the end."""
 
+NO_CROWD: Final = 32
+"""So many borders are asked of the seed all the same: that few share its uplink, and one that fails holds up little."""
+
 MIN_CHUNKS: Final = 64
 """Chunks that a patch is cut into: so many for each border, so that their shares are alike, and no more, because each
 chunk costs every node the same work, however small it is; and so many at least, so that it is passed on as it comes."""
@@ -75,7 +78,7 @@ def build_roster(nodes: Mapping[bytes, NodeRecord], seed: bytes, chunks: int | N
     sites = sorted(members)[:MAX_SITES]
     enough = MANY_BORDERS
     if chunks is not None:
-        enough = max(1, chunks // (LEAST_CHUNKS_PER_BORDER * max(len(sites) - (home in sites), 1)))
+        enough = max(1, max(chunks // LEAST_CHUNKS_PER_BORDER, NO_CROWD) // max(len(sites) - (home in sites), 1))
     roster = []
     for site in sites:
         most = most_borders(len(sites), members[site], home=site == home)

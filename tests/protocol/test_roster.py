@@ -125,12 +125,15 @@ def test_a_roster_fits_an_opening_whatever_the_fleet(sites, members):
 
 
 @pytest.mark.parametrize(
-    ("chunks", "far"), [(None, 8), (2 * 8 * 8, 8), (2 * 8 * 8 - 1, 4), (2 * 8 * 2, 2), (3, 1)], ids=str
+    ("chunks", "others", "far"),
+    [(None, 10, 8), (640, 10, 8), (639, 10, 4), (160, 10, 2), (3, 10, 2), (3, 40, 1), (3, 4, 8)],
+    ids=str,
 )
-def test_of_few_chunks_few_borders_of_each_other_site_bring_some_in(chunks, far):
-    nodes = nodes_of(a=21, b=20, c=20)
-    roster = build_roster(nodes, node_of(0), chunks)
-    assert [(entry.site, len(entry.borders)) for entry in roster] == [("a", MANY_BORDERS), ("b", far), ("c", far)]
+def test_of_few_chunks_few_borders_of_each_other_site_bring_some_in_if_there_are_many_sites(chunks, others, far):
+    nodes = nodes_of(a=21, **{f"b{number}": 20 for number in range(others)})
+    home, *rest = build_roster(nodes, node_of(0), chunks)
+    assert len(home.borders) == MANY_BORDERS
+    assert {len(entry.borders) for entry in rest} == {far}
 
 
 def test_a_seed_that_nobody_knows_yet_has_no_site_of_its_own():
