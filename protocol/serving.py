@@ -240,16 +240,17 @@ class Serving:
         if link.site == site or not self._stock.is_seeding(name, self._node):
             return None
         before = self._sent.get(name)
+        if before is not None and before.node == link.node:
+            return None  # who asks again and again is no faster for it, and does not keep the chunk from the others
         pace = self._paces.setdefault(link.node, _Pace(-math.inf))
-        if before is not None and before.node != link.node and self._is_crossing(name, now_s):
+        if before is not None and self._is_crossing(name, now_s):
             if not pace.is_faster(self._paces[before.node]) or self._again_count >= AGAIN_SHARE * self._crossed_count:
                 return before.node
             self._again_count += 1
         self._crossed_count += 1
         pace.took(now_s)
-        if before is None or before.node != link.node:  # who asks again and again does not keep it from the others
-            crossing_s = max(CROSSING_S, SLOW_STARTS * link.slow_start_s(self._stock.size(name)))
-            self._sent[name] = _Crossing(link.node, now_s, now_s + min(crossing_s, LEAVING_S))
+        crossing_s = max(CROSSING_S, SLOW_STARTS * link.slow_start_s(self._stock.size(name)))
+        self._sent[name] = _Crossing(link.node, now_s, now_s + min(crossing_s, LEAVING_S))
         return None
 
     def _is_crossing(self, name: bytes, now_s: float) -> bool:

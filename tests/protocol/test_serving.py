@@ -245,6 +245,17 @@ def test_a_chunk_on_its_way_to_a_slow_node_is_sent_to_a_much_faster_one_at_once(
     assert paced.done() == [refused(2, holders=[paced.links[1].node])]
 
 
+def test_who_asks_for_one_chunk_again_and_again_is_no_faster_for_it(paced):
+    other = digest(b"its own")
+    paced.come(other)
+    for at in range(50):
+        paced.ask(2, other, now_s=20.0 + at / 500)
+        paced.leave(2, other)
+    paced.done()
+    paced.ask(2, now_s=20.1)
+    assert paced.done() == [refused(2, holders=[paced.links[0].node])]
+
+
 def test_few_chunks_are_sent_again_because_somebody_is_faster(paced):
     names = [digest(b"more %d" % number) for number in range(5)]
     for at, name in enumerate(names):
