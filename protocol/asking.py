@@ -27,6 +27,9 @@ from .serving import Serving
 SLOW_MATE_S: Final = 0.25
 """Of a mate from which a chunk would take longer only one at a time asks for it."""
 
+MOST_TURNS: Final = 6
+"""Mates that have their turn one after another; then all others have theirs."""
+
 BEHIND_S: Final = 4.0
 """A border that is this long behind with passing on what it took from the seed takes no more: faster ones do."""
 
@@ -218,7 +221,8 @@ class Asking:
         return bits_of(
             ordinal
             for ordinal in iterate(bits)
-            if now_s - plan.near_s.setdefault(ordinal, now_s) < HOPE_S * ((ordinal - first) % len(others))
+            if now_s - plan.near_s.setdefault(ordinal, now_s)
+            < HOPE_S * min((ordinal - first) % len(others), MOST_TURNS)
         )
 
     def _given_besides_seed(self, seed: Link, series: Series, plan: Plan, bits: int) -> int:

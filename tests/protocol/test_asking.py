@@ -1,11 +1,12 @@
 """Asking across sites: of several that have a chunk, the one from which it comes soonest."""
 
 import pytest
-from support.border import ATTEMPT, COUNT, MATE, ME, NODES, SEED, SIZE, Desk
+from support.border import ATTEMPT, COUNT, MATE, ME, NODES, SEED, SIZE, Desk, record
 
-from patchswarm.protocol.asking import SLOW_MATE_S, STEAL_BEHIND_S
+from patchswarm.protocol.asking import MOST_TURNS, SLOW_MATE_S, STEAL_BEHIND_S
 from patchswarm.protocol.helping import LAST_PART
-from patchswarm.protocol.link import HOPE_S
+from patchswarm.protocol.ids import digest
+from patchswarm.protocol.link import HOPE_S, Link
 from patchswarm.protocol.messages import Claim, Request
 from patchswarm.protocol.ranges import bits_of, iterate
 from patchswarm.protocol.series import ChunkSet
@@ -120,6 +121,23 @@ def test_of_a_mate_with_a_slow_uplink_one_asks_for_each_chunk_and_the_others_aft
     assert not desk.sent
     desk.asking.ask_all(HOPE_S * len(others))
     assert desk.sent, "whose turn it was may be gone"
+
+
+def test_in_a_large_site_too_it_is_everyones_turn_after_a_while(desk):
+    mate = desk.link(MATE)
+    mate.goodput = mate.rate = SIZE / (2 * SLOW_MATE_S)
+    mate.remember(ATTEMPT, ((0, COUNT - 1),))
+    for number in range(60):
+        desk.links[100 + number] = Link(100 + number, bytes(32), digest(b"more %d" % number), True, 0, 0, record("a"))
+    others = sorted({link.node for link in desk.links.values() if link.site == "a"} - {MATE} | {ME})
+    first = others.index(ME)
+    late = next(ordinal for ordinal in range(COUNT) if (ordinal - first) % len(others) > MOST_TURNS + 1)
+    desk.series.missing = 1 << late
+    desk.asking.ask_all(0.0)
+    desk.asking.ask_all(HOPE_S * MOST_TURNS - 0.1)
+    assert not desk.sent
+    desk.asking.ask_all(HOPE_S * MOST_TURNS)
+    assert desk.sent
 
 
 def test_who_is_behind_with_passing_on_steals_nothing(desk):
