@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from .advance import Advance
 from .chance import Chance
 from .effects import Effect, Send
 from .helping import steal
-from .link import HOPE_S, Flight, Link
+from .link import HOPE_S, Link
 from .messages import META_ORDINAL, Claim, Request
 from .picker import Plan
 from .plans import Plans
@@ -75,12 +75,11 @@ class Asking:
         lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
         lacking = [(series, unasked) for series in (*lists, *wanted) if (unasked := series.unasked())]
         if lacking:
-            self._ask_in_turn(
-                (link for link in self._links.values() if any(self._can_give(link, *each) for each in lacking)),
-                lists,
-                wanted,
-                now_s,
-            )
+            site = self._site()
+            useful = [link for link in self._links.values() if any(self._can_give(link, *each) for each in lacking)]
+            useful.sort(key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes))
+            for link in useful:
+                self._ask(link, lists, wanted, now_s)
         return bool(wanted)
 
     def ask_one(self, link: Link, now_s: float) -> bool:
@@ -88,16 +87,6 @@ class Asking:
         wanted = self._routing.wanted()
         self._ask(link, self._routing.wanted_lists(), wanted, now_s)
         return bool(wanted)
-
-    def ask_again(self, link: Link, flight: Flight, now_s: float) -> None:
-        """Ask for a chunk that `link` has refused, and `link` for others: all else is as it was."""
-
-        def counts(other: Link) -> bool:
-            offered = other.offers(flight.attempt)
-            return other is link or (offered is not None and flight.ordinal in offered)
-
-        lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
-        self._ask_in_turn(filter(counts, self._links.values()), lists, wanted, now_s)
 
     def offered(self, series: Series, plan: Plan, *, seeds: bool = True) -> tuple[ChunkSet, ChunkSet]:
         """What peers of this site, `seeds` included or not, and of other sites offer; the seed's site apart.
@@ -130,14 +119,6 @@ class Asking:
         return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
 
     # -- one link -------------------------------------------------------------------------------------------
-
-    def _ask_in_turn(self, links: Iterable[Link], lists: list[Series], wanted: list[Series], now_s: float) -> None:
-        """Ask some links, the nearest first."""
-        site = self._site()
-        for link in sorted(
-            links, key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes)
-        ):
-            self._ask(link, lists, wanted, now_s)
 
     def _can_give(self, link: Link, series: Series, unasked: ChunkSet) -> bool:
         """Whether a peer has, or is about to get, some of what is neither here nor asked for."""

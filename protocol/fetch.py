@@ -265,10 +265,7 @@ class Fetch:
             link.defer(flight.attempt, flight.ordinal)
             self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
-        if in_advance or at_seed:
-            self.request(now_s)
-        else:
-            self._asking.ask_again(link, flight, now_s)
+        self.request(now_s)
 
     def _brought_by(self, link: Link, flight: Flight, holders: tuple[bytes, ...]) -> None:
         """Note who takes a chunk from the seed, when it is not the one that was asked to pass it on, or this node."""
