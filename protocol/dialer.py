@@ -33,6 +33,7 @@ class Dialer:
         self._seeds = tuple(seeds)
         self._chance = chance
         self._tries: dict[str, _Try] = {}
+        self._has_looked = False
 
     def due(
         self,
@@ -45,8 +46,10 @@ class Dialer:
         """Addresses to dial now.
 
         Of two nodes that can dial each other the one with the smaller id does so at once and the other waits a
-        little, so that they seldom meet in the middle. Of a node's addresses one is tried at a time.
+        little, so that they seldom meet in the middle. At the first call nobody is waited for: a node that has come
+        back knows others, and they do not know yet that it is there. Of a node's addresses one is tried at a time.
         """
+        has_just_begun, self._has_looked = not self._has_looked, True
         known = {address: node for node in wanted if node in nodes for address in nodes[node].addresses}
         mine = nodes[me].addresses if me in nodes else ()
         candidates = dict.fromkeys(self._seeds if len(connected) < ENOUGH else (), b"") | known
@@ -61,7 +64,8 @@ class Dialer:
                 continue
             attempt = self._tries.get(address)
             if attempt is None:
-                wait_s = HEAD_START_S if node and mine and node < me else 0.0
+                is_left_to_it = bool(node and mine and node < me) and not has_just_begun
+                wait_s = HEAD_START_S if is_left_to_it else 0.0
                 attempt = self._tries[address] = _Try(next_s=now_s + wait_s)
             if not attempt.dialling and attempt.next_s <= now_s and len(due) < DIALS_PER_TURN:
                 attempt.dialling = True

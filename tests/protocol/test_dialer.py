@@ -27,11 +27,14 @@ def record(*addresses):
 class Scene:
     """A dialer that wants to be linked to everyone it knows."""
 
-    def __init__(self, *seeds, nodes=None):
+    def __init__(self, *seeds, nodes=None, back=False):
         self.dialer = Dialer(seeds, random.Random(1))
-        self.nodes = nodes or {}
+        self.nodes = {}
         self.connected = set()
         self.now_s = 100.0
+        if not back and not seeds:
+            self.due()  # it has been here for a while
+        self.nodes = nodes or {}
 
     def due(self, after_s=0.0):
         self.now_s += after_s
@@ -112,6 +115,12 @@ def test_the_smaller_id_dials_at_once_and_the_other_waits_a_little():
     scene = Scene(nodes={ME: record("me:1"), LOW: record("low:1"), HIGH: record("high:1")})
     assert scene.due() == ["high:1"]
     assert scene.due(HEAD_START_S) == ["low:1"]
+
+
+def test_a_node_that_has_come_back_dials_everyone_at_once():
+    nodes = {ME: record("me:1"), LOW: record("low:1"), HIGH: record("high:1")}
+    scene = Scene(nodes=nodes, back=True)
+    assert set(scene.due()) == {"low:1", "high:1"}
 
 
 def test_a_node_that_cannot_be_dialled_dials_everyone_at_once():
