@@ -45,7 +45,7 @@ class Following:
 
 
 class Routing:
-    """Plans for every followed stream. `series` is the stock's table."""
+    """Plans for every followed stream. `series` is the stock's table, `site()` where this node is."""
 
     def __init__(
         self,
@@ -131,11 +131,12 @@ class Routing:
         missing = self._bytes_left(transition)
         if not missing or missing >= _UNOBTAINABLE:
             return missing
-        series = self._series[transition.attempt]
+        series, site = self._series[transition.attempt], self._site()
         lacking = (series.expected() or 0) & ~series.have.data
         near = 0
         for link in self._links.values():
-            if link.site == self._site() and (offered := link.haves.get(series.attempt)) is not None:
+            offered = link.haves.get(series.attempt)
+            if offered is not None and link.site == site and not link.conduct.is_benched:
                 near |= offered.data & lacking
         share = near.bit_count() / max(lacking.bit_count(), 1)
         return missing - int(missing * share * (_NEAR - 1) / _NEAR)

@@ -76,7 +76,6 @@ class Stock:
     def lost(self, link: Link) -> None:
         """Let go of what a link that is gone has said too early."""
         self._early.lost(link.number)
-        self._told_all.discard(link.number)
 
     def add_index(self, attempt: bytes, part: int, data: bytes, now_s: float) -> Series | None:
         """Take the opened index blob of one part of a transition."""
@@ -201,21 +200,14 @@ class Stock:
         self._have_due_s = None
         unsaid, self._unsaid = self._unsaid, {}
         known: dict[tuple[bytes, int, int], list[Have]] = {}
+        benched = {link.number for link in self._links.values() if link.conduct.is_benched}
+        newly, self._told_all = benched - self._told_all, benched  # these may not have what they said they had
         for link in self._links.values():
             if link.record is not None:
-                self._say(link, self._all() if self._is_newly_benched(link) else unsaid, known)
+                self._say(link, self._all() if link.number in newly else unsaid, known)
 
     def _all(self) -> dict[bytes, ChunkSet]:
         return {series.attempt: series.have for series in self.series.values()}
-
-    def _is_newly_benched(self, link: Link) -> bool:
-        """Whether a peer is benched that was not when it was asked last: it may not have what it said it had."""
-        before = link.number in self._told_all
-        if link.conduct.is_benched:
-            self._told_all.add(link.number)
-        else:
-            self._told_all.discard(link.number)
-        return link.conduct.is_benched and not before
 
     def _offer(self, series: Series, ordinal: int, now_s: float) -> None:
         self._unsaid.setdefault(series.attempt, ChunkSet()).add(ordinal)
