@@ -121,9 +121,11 @@ class Asking:
     # -- one link -------------------------------------------------------------------------------------------
 
     def _can_give(self, link: Link, series: Series, unasked: ChunkSet) -> bool:
-        """Whether a peer has, or is about to get, some of what is neither here nor asked for."""
+        """Whether a peer has, or is about to get, some of what is neither here nor asked for, and has room for it."""
         offered = link.haves.get(series.attempt)
-        return (offered is not None and unasked.meets(offered)) or self._advance.can_ask(link, series)
+        if offered is not None and unasked.meets(offered) and link.has_room():
+            return True
+        return self._advance.can_ask(link, series)
 
     def _ask(self, link: Link, lists: list[Series], wanted: list[Series], now_s: float) -> None:
         if now_s < self._held_off_s or link.record is None:

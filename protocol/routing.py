@@ -183,16 +183,17 @@ class Routing:
         route = following.route or ()
         legs = [self._series[leg.attempt] for leg in route if leg.attempt in self._series]
         wanted = [series for series in legs if not series.complete()]
-        following.restore = {each for each in following.restore if not self._is_whole(each)}
-        wanted += [self._series[attempt] for attempt in sorted(following.restore - {leg.attempt for leg in route})]
-        targets = following.held.union(leg.target for leg in route)
-        wanted += [
+        if following.restore:
+            following.restore = {each for each in following.restore if not self._is_whole(each)}
+            wanted += [self._series[attempt] for attempt in sorted(following.restore - {leg.attempt for leg in route})]
+        making = [
             series
             for series in self._series.values()
-            if series.stream == following.stream
-            and series.transition is None
-            and (not series.source or series.source in targets)
+            if series.transition is None and series.stream == following.stream
         ]
+        if making:
+            targets = following.held.union(leg.target for leg in route)
+            wanted += [series for series in making if not series.source or series.source in targets]
         return wanted
 
     def _finds_room(self, following: Following, wanted: list[Series]) -> bool:
