@@ -151,7 +151,7 @@ def rivals(size: int, hosts: int, rounds: int, say: Say) -> list[Target]:
             shutil.copytree(trainer.directory, old)
         if not all(same(old, directory) for directory in held):
             raise SystemExit("bench_end_to_end: a host of today's ways holds other bytes than the trainer")
-    for name, seconds in (("patchswarm", ours), ("delta folder", folder_s), ("full copy over HTTP", copy_s)):
-        say(f"{name}, {hosts} hosts, seconds", statistics.median(seconds))
+    for name, times in (("patchswarm", ours), ("delta folder", folder_s), ("full copy over HTTP", copy_s)):
+        say(f"{name}, {hosts} hosts, seconds", statistics.median(times))
     gain = statistics.median(folder_s) / statistics.median(ours)
     return [Target("faster than the delta folder", gain, RIVAL_LIMIT, at_most=False, unit="x")]

@@ -209,7 +209,10 @@ class Bench:
             bare = DaemonAddress(socket, "")
             daemon = DaemonAddress(self.head.home / "patchswarm.sock", "")
             path = stream_path(LARGE, "versions", version.version, "files", "model.safetensors")
-            ways = {"bare": lambda: read_all(bare, "/model.safetensors"), "daemon": lambda: read_all(daemon, path)}
+            ways: dict[str, Callable[[], int]] = {
+                "bare": lambda: read_all(bare, "/model.safetensors"),
+                "daemon": lambda: read_all(daemon, path),
+            }
             sizes = {name: read() for name, read in ways.items()}
             rounds = [{name: best_s(read, 1) for name, read in ways.items()} for _ in range(2 * self.rounds)]
             server.terminate()

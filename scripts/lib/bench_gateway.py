@@ -82,7 +82,7 @@ class Reader(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own, which is none by name
-        transport.write(self._request)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         """Note when the tokens in it were made, and when they came."""
@@ -162,7 +162,8 @@ async def measure(ports: dict[str, int], pids: dict[str, int], engine: TokenEngi
             added = way - ways["direct"]
             medians = (np.median(each, axis=0) for each in (way, added, added / plain))
             figures = [float(figure) for pair in medians for figure in pair]
-            rows.append(Row(steps, arm, *figures, cpu_us=float(np.median([each.cpu_us for each in rounds[arm]]))))
+            figures.append(float(np.median([each.cpu_us for each in rounds[arm]])))
+            rows.append(Row(steps, arm, *figures))
     return rows
 
 

@@ -266,4 +266,4 @@ def spread_for(share: float) -> float:
             low = middle
         else:
             high = middle
-    return (low * high) ** 0.5
+    return float((low * high) ** 0.5)

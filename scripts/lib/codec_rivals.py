@@ -30,7 +30,7 @@ class Rival:
     size: Callable[[Any], int]
 
 
-def _zstd(data: bytes | np.ndarray) -> bytes:
+def _zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(data)
 
 

@@ -87,7 +87,14 @@ class Run:
 def engine(model: Path) -> Iterator[str]:
     """A running reference engine; its address."""
     port = free_port()
-    command = [sys.executable, HERE / "reference_engine.py", "--model-path", model, "--port", str(port)]
+    command: list[str | Path] = [
+        sys.executable,
+        HERE / "reference_engine.py",
+        "--model-path",
+        model,
+        "--port",
+        str(port),
+    ]
     with running(*command, "--custom-weight-loader", sglang_loader.LOADER) as process:
         first_line(process, "ready")
         yield f"http://127.0.0.1:{port}"

@@ -45,5 +45,7 @@ class Chat:
 
     @staticmethod
     def _logprobs(made: list[Token]) -> dict[str, Any]:
-        entries = [{"token": token.text, "logprob": token.logprob, "bytes": None, "top_logprobs": []} for token in made]
+        entries: list[dict[str, Any]] = [
+            {"token": token.text, "logprob": token.logprob, "bytes": None, "top_logprobs": []} for token in made
+        ]
         return {"content": entries}

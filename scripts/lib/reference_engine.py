@@ -61,7 +61,7 @@ class Engine:
     def routes(self) -> web.Application:
         """The application."""
         app = web.Application(client_max_size=1 << 30)
-        for path, handler in {
+        posts: dict[str, Callable[..., Any]] = {
             "/generate": self.generate,
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
@@ -71,7 +71,8 @@ class Engine:
             "/update_weights_from_disk": self.update_weights_from_disk,
             "/update_weights_from_tensor": self.update_weights_from_tensor,
             "/update_weight_version": self.update_weight_version,
-        }.items():
+        }
+        for path, handler in posts.items():
             app.router.add_post(path, _answering(handler))
         app.router.add_route("*", "/flush_cache", self.flush_cache)
         app.router.add_get("/model_info", self.model_info)

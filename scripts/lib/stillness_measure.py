@@ -93,9 +93,13 @@ def served(before: codec_data.View, after: codec_data.View, chosen: Callable[[st
         count[0] += old.size
         count[1] += int(np.count_nonzero(old != new))
     spans = [Span(number, each.kind, 0, each.old, each.new) for number, each in enumerate(tensors)]
+    elements, changed = counts[False]
+    scales, scales_changed = counts[True]
     return Served(
-        *counts[False],
-        *counts[True],
+        elements,
+        changed,
+        scales,
+        scales_changed,
         full_bytes=sum(each.new.size for each in tensors),
         patch_bytes=sum(len(chunk.data) for chunk in encode_spans(spans, CodecOptions(), CHUNK_BYTES)),
         bound_bytes=bound,
@@ -111,10 +115,11 @@ def _elements(kind: Kind, data: np.ndarray) -> np.ndarray:
 def spacing(values: np.ndarray, form: str) -> np.ndarray:
     """Distance from each weight's served value to the next one, (rows, columns) float32."""
     if form == "BF16":
-        return _power_of_two(values) * np.float32(2**-7)
+        return np.asarray(_power_of_two(values) * np.float32(2**-7))
     if form == "F8_E4M3":
         scale = _block_maximum(values) / np.float32(448)
-        return np.maximum(_power_of_two(values / scale), np.float32(2**-6)) * np.float32(2**-3) * scale
+        steps = np.maximum(_power_of_two(values / scale), np.float32(2**-6)) * np.float32(2**-3)
+        return np.asarray(steps * scale)
     groups = values.reshape(-1, 32)
     largest = np.abs(groups).max(axis=1, keepdims=True) / np.float32(7)
     return np.broadcast_to(largest, groups.shape).reshape(values.shape)
@@ -123,7 +128,7 @@ def spacing(values: np.ndarray, form: str) -> np.ndarray:
 def _power_of_two(values: np.ndarray) -> np.ndarray:
     """The largest power of two that is not above |value|; at least FP32's smallest normal number."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0x7F800000)
-    return np.maximum(bits, np.uint32(1 << 23)).view(np.float32)
+    return np.asarray(np.maximum(bits, np.uint32(1 << 23)).view(np.float32))
 
 
 def _block_maximum(values: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ class Mutator:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
 
-    def bytes(self, data: bytes) -> bytes:
+    def bent(self, data: bytes) -> bytes:
         """A copy with a few bytes changed, cut, repeated, inserted or overwritten."""
         chance, bad = self.chance, bytearray(data)
         for _ in range(chance.randrange(1, 5)):
@@ -68,17 +68,17 @@ class Mutator:
     def packed(self, data: bytes) -> bytes:
         """A copy of MessagePack with one value in it replaced, or its bytes bent one time in four."""
         if self.chance.random() < 0.25:
-            return self.bytes(data)
+            return self.bent(data)
         try:
             value = msgpack.unpackb(data, raw=False, strict_map_key=False)
         except (ValueError, msgpack.exceptions.UnpackException):
-            return self.bytes(data)
+            return self.bent(data)
         for _ in range(self.chance.randrange(1, 4)):
             value = self._inside(value)
         try:
             packed: bytes = msgpack.packb(value)
         except (OverflowError, ValueError, TypeError, RecursionError):
-            return self.bytes(data)
+            return self.bent(data)
         return packed
 
     def _inside(self, value: Any) -> Any:
@@ -102,7 +102,7 @@ class Mutator:
             lambda: {1: value},
         ]
         if isinstance(value, bytes) and value:
-            other += [lambda: self.bytes(value)] * 6
+            other += [lambda: self.bent(value)] * 6
         elif isinstance(value, int):
             other += [lambda: max(-(2**63), min(value + chance.choice((-1, 1, 2, -2)), 2**64 - 1))] * 6
             other += [lambda: chance.choice(NUMBERS)] * 6

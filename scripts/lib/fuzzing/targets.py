@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ from patchswarm.protocol.messages import (
     decode_message,
 )
 from patchswarm.protocol.seal import index_entries, open_blob
-from patchswarm.protocol.signed import SIGNATURE_BYTES, sign
+from patchswarm.protocol.signed import SIGNATURE_BYTES, Signable, sign
 from patchswarm.protocol.swarm import Settings, Swarm
 from patchswarm.storage.errors import NotACheckpointError
 from patchswarm.storage.safetensors import file_regions, header_length
@@ -47,7 +48,7 @@ SEEDS: Final = Path(__file__).resolve().parents[3] / "tests" / "golden" / "proto
 CA, PUBLISHER, NODE, ISSUER = (Ed25519PrivateKey.from_private_bytes(bytes([number] * 32)) for number in (1, 2, 3, 4))
 """The keys of the frozen examples: what is bent is signed again, as a thief of the key would."""
 
-SIGNED: Final = {
+SIGNED: Final[dict[str, tuple[ObjectKind, type[Signable], Ed25519PrivateKey]]] = {
     "signed-stream": (ObjectKind.STREAM, manifest.StreamRecord, CA),
     "signed-node": (ObjectKind.NODE, manifest.NodeRecord, NODE),
     "signed-revocation": (ObjectKind.REVOCATION, manifest.Revocation, CA),
@@ -90,7 +91,7 @@ def framing(mutator: Mutator) -> Iterator[Case]:
     """A stream of frames, bent, in pieces of any size."""
     stream = b"".join(seed(path.stem) for path in sorted(SEEDS.glob("message-*.hex")))
     while True:
-        bad = mutator.bytes(stream)
+        bad = mutator.bent(stream)
         cuts = sorted(mutator.chance.randrange(len(bad) + 1) for _ in range(5))
 
         def feed(bad: bytes = bad, cuts: list[int] = cuts) -> None:
@@ -152,10 +153,12 @@ def gossip(mutator: Mutator) -> Iterator[Case]:
             body = mutator.packed(seed(name)[SIGNATURE_BYTES:])
             data = key.sign(struct.domain + body) + body
 
-            def learn(kind: ObjectKind = kind, struct: type = struct, data: bytes = data, held: Gossip = held) -> None:
+            def learn(
+                kind: ObjectKind = kind, struct: type[Signable] = struct, data: bytes = data, held: Gossip = held
+            ) -> None:
                 if kind in (ObjectKind.OPENING, ObjectKind.MANIFEST, ObjectKind.TRANSITION):
                     subject = manifest.Subject(kind - ObjectKind.OPENING)
-                    name = digest(struct.domain + data[SIGNATURE_BYTES:])  # type: ignore[attr-defined]
+                    name = digest(struct.domain + data[SIGNATURE_BYTES:])
                     header = manifest.Header(subject, "qwen3-8b-run17", 1, 42, name)
                     held.learn(ObjectKind.HEADER, sign(header, PUBLISHER))
                 held.learn(kind, data)
@@ -168,15 +171,15 @@ def layout(mutator: Mutator) -> Iterator[Case]:
     good = seed("layout")
     while True:
         bad = mutator.packed(good)
-        yield lambda bad=bad: decode_layout(bad)
+        yield partial(decode_layout, bad)
 
 
 def index(mutator: Mutator) -> Iterator[Case]:
     """Index entries."""
     good = seed("index") * 3
     while True:
-        bad = mutator.bytes(good)
-        yield lambda bad=bad: index_entries(bad)
+        bad = mutator.bent(good)
+        yield partial(index_entries, bad)
 
 
 def lists(mutator: Mutator) -> Iterator[Case]:
@@ -185,11 +188,11 @@ def lists(mutator: Mutator) -> Iterator[Case]:
     packed = zstandard.ZstdCompressor().compress(plain)
     root, key = digest(plain), bytes(32)
     while True:
-        bad = mutator.bytes(packed)
+        bad = mutator.bent(packed)
         piece = AESGCM(key).encrypt(bytes(12), bad, b"patchswarm blob 1\0" + root)
         size = mutator.chance.choice((len(plain), 0, 1, 2**20, 2**28, 2**63 - 1))
         ref = manifest.BlobRef(root, size, key, ((digest(piece), len(piece)),))
-        yield lambda ref=ref, piece=piece: open_blob(ref, [piece])
+        yield partial(open_blob, ref, [piece])
 
 
 def chunks(mutator: Mutator) -> Iterator[Case]:
@@ -209,7 +212,7 @@ def chunks(mutator: Mutator) -> Iterator[Case]:
         ]
     while True:
         before, data = mutator.chance.choice(good)
-        bad = mutator.bytes(data)
+        bad = mutator.bent(data)
         target = before.copy()
 
         def resolve(region: int, offset: int, size: int, target: np.ndarray = target) -> np.ndarray:
@@ -217,9 +220,9 @@ def chunks(mutator: Mutator) -> Iterator[Case]:
                 raise CodecError(f"region {region} has no bytes {offset} to {offset + size}")
             return target[offset : offset + size]
 
-        yield lambda bad=bad: covered_ranges(bad)
-        yield lambda bad=bad, resolve=resolve: chunk_events(bad, resolve)
-        yield lambda bad=bad, resolve=resolve: apply_chunk(bad, resolve)
+        yield partial(covered_ranges, bad)
+        yield partial(chunk_events, bad, resolve)
+        yield partial(apply_chunk, bad, resolve)
 
 
 def lanes(mutator: Mutator) -> Iterator[Case]:
@@ -227,12 +230,15 @@ def lanes(mutator: Mutator) -> Iterator[Case]:
     key = bytes(range(32))
     preamble, headers = seed("lane-preamble"), seed("lane-headers")
     while True:
-        bad = mutator.bytes(preamble)
-        yield lambda bad=bad: (preamble_lane(bad), check_preamble(bad, key))
-        data = mutator.bytes(headers[:HEADER_BYTES])
-        yield lambda data=data: LaneCodec(key, dialler=False).open_header(
-            data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")
-        )
+        bad = mutator.bent(preamble)
+        yield partial(_dialled, bad, key)
+        data = mutator.bent(headers[:HEADER_BYTES])
+        yield partial(LaneCodec(key, dialler=False).open_header, data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"))
+
+
+def _dialled(preamble: bytes, key: bytes) -> None:
+    preamble_lane(preamble)
+    check_preamble(preamble, key)
 
 
 def joining(mutator: Mutator) -> Iterator[Case]:
@@ -240,9 +246,9 @@ def joining(mutator: Mutator) -> Iterator[Case]:
     known, token = bodies("join-"), seed("token")
     while True:
         body = mutator.packed(mutator.chance.choice(known))
-        yield lambda body=body: decode_join(body)
-        text = mutator.bytes(token).decode("latin-1")
-        yield lambda text=text: decode_token(text)
+        yield partial(decode_join, body)
+        text = mutator.bent(token).decode("latin-1")
+        yield partial(decode_token, text)
 
 
 def safetensors(mutator: Mutator) -> Iterator[Case]:
@@ -250,7 +256,7 @@ def safetensors(mutator: Mutator) -> Iterator[Case]:
     header = b'{"__metadata__":{"format":"pt"},"a.weight":{"dtype":"BF16","shape":[2,8],"data_offsets":[0,32]}}'
     good = len(header).to_bytes(8, "little") + header
     while True:
-        bad = mutator.bytes(good)
+        bad = mutator.bent(good)
 
         def read(bad: bytes = bad) -> None:
             size = len(bad) + 32
