@@ -164,13 +164,13 @@ class Asking:
             return
         plan, meta_plan = self._plans.of(series, None, now_s)
         meta &= ~deferred.meta & meta_plan.allowed(link, site)
-        self._depart(link, series, meta, META_ORDINAL, now_s)
+        self.depart(link, series, meta, now_s, META_ORDINAL)
         bits &= ~deferred.data
         if link.site == site:
             bits &= plan.allowed(link, site)
             if bits and link.node in plan.seeds:
                 bits &= ~self._given_besides_seed(link, series, plan, bits)
-            self._depart(link, series, bits & ~self._left_to_mates(link, series, plan, bits, now_s), 0, now_s)
+            self.depart(link, series, bits & ~self._left_to_mates(link, series, plan, bits, now_s), now_s)
             return
         if link.node in plan.seeds and self._serving.behind_s(now_s) > BEHIND_S:
             return  # what others are to get from here comes first
@@ -185,7 +185,7 @@ class Asking:
             here &= ~self._passed_on(series, plan)
         elif here:
             here &= ~self._sooner_elsewhere(link, series, plan, here, now_s)
-        self._depart(link, series, here, 0, now_s)
+        self.depart(link, series, here, now_s)
         if link.node in plan.seeds and bits and link.has_room() and self._serving.behind_s(now_s) <= STEAL_BEHIND_S:
             self._steal(link, series, plan, bits & ~far.data, now_s)
 
@@ -281,7 +281,7 @@ class Asking:
             if claimed:
                 self.tell_site(claim)
             self._tell_owner(plan, ordinal, claim)
-            self._depart(link, series, 1 << ordinal, 0, now_s)
+            self.depart(link, series, 1 << ordinal, now_s)
 
     def _tell_owner(self, plan: Plan, ordinal: int, claim: Claim) -> None:
         """Tell the border that a chunk was dealt to: it asks the thief for it in advance."""
@@ -297,11 +297,8 @@ class Asking:
             if link.site == site and link.record is not None:
                 self._emit(Send(link.number, claim))
 
-    def depart(self, link: Link, series: Series, bits: int, now_s: float) -> None:
-        """Ask a link for data chunks of a series, as many as its window has room for."""
-        self._depart(link, series, bits, 0, now_s)
-
-    def _depart(self, link: Link, series: Series, bits: int, base: int, now_s: float) -> None:
+    def depart(self, link: Link, series: Series, bits: int, now_s: float, base: int = 0) -> None:
+        """Ask a link for chunks of a series, numbered from `base`, as many as its window has room for."""
         # A random start within a site, so that its members fetch different chunks and exchange them; across sites
         # the order of encoding, so that thieves can begin at the far end.
         start = self._rng.randrange(bits.bit_length()) if bits and link.site == self._site() else 0
