@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -23,6 +25,33 @@ _AGAIN_S: Final = 2.0
 
 class _EndedError(BaseException):
     """The process was asked to end: unwinds from wherever it is."""
+
+
+class _Ending:
+    """Whether the process was asked to end. What takes long is broken off for it, the rest is done first."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._at_once = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """What runs in here is broken off by _EndedError, or not begun, when the process is asked to end."""
+        self._at_once = True
+        try:
+            if self._asked:
+                raise _EndedError
+            yield
+        finally:
+            self._at_once = False
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+        if self._at_once:
+            self._at_once = False  # once: what is undone now is not to be broken off in its turn
+            raise _EndedError
 
 
 @click.command("write-deltas")
@@ -69,18 +98,20 @@ def write_deltas(
         home.check()
         socket = Config.load(home).local.socket
     settings = Options(encoding=encoding, checksum=checksum, full_every=full_every)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    ending = _Ending()
     try:
         with Follower(Client(socket), stream, out.absolute(), settings) as follower:
             while True:
                 try:
-                    written = follower.step(0.0 if once else _WAIT_S)
+                    with ending.at_once():
+                        made = follower.make(0.0 if once else _WAIT_S)
+                    written = follower.show() if made else None
                 except (NotRunningError, ConnectionLostError, LeaseGoneError, UnknownLeaseError) as error:
                     if once:
                         raise
                     click.echo(f"{error}; trying again", err=True)
-                    time.sleep(_AGAIN_S)
+                    with ending.at_once():
+                        time.sleep(_AGAIN_S)
                     continue
                 if written is not None and as_json:
                     console.print_json(written)
@@ -99,7 +130,3 @@ def _said(folder: Folder) -> str:
         return f"version {folder.version} is what the engines were started with: deltas are written from it"
     kind = "whole" if folder.full else "as a delta"
     return f"wrote {folder_name(folder.number)} {kind}: version {folder.version}"
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    raise _EndedError

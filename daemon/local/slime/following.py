@@ -52,6 +52,16 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class _Made:
+    """A folder that has been written and is not to be seen yet, and the lease on its version."""
+
+    folder: Folder
+    lease: Lease
+    taking_back: contextlib.ExitStack
+    """Removes what is not to be seen, and lets the version go."""
+
+
+@dataclass(frozen=True)
 class Options:
     """How folders are written."""
 
@@ -73,6 +83,7 @@ class Follower:
         self._stack = contextlib.ExitStack()
         self._held: Lease | None = None
         self._holding = contextlib.ExitStack()
+        self._made: _Made | None = None
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -84,6 +95,8 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         with self._stack:
+            if self._made is not None:
+                self._made.taking_back.close()
             self._let_go()
 
     @property
@@ -96,29 +109,52 @@ class Follower:
 
         Raises LocalError, DeltaError or StagingError. What was begun is then taken back, and may be tried again.
         """
+        return self.show() if self.make(timeout_s) else None
+
+    def make(self, timeout_s: float) -> bool:
+        """Wait for a version that is newer than the last folder's, and write it out of sight; False when none comes.
+
+        May be broken off anywhere. Raises what `step` raises; what was begun is then taken back.
+        """
         last = self.last
         at_least, epoch = (0, None) if last is None else (last.version + 1, last.epoch)
         found = self._client.wait(self._stream, at_least, timeout_s, epoch=epoch)
         if found is None:
-            return None
+            return False
         before = self._hold_last(last)
         with contextlib.ExitStack() as stack:
             lease = stack.enter_context(self._client.lease(self._stream, ttl_s=LEASE_TTL_S))
             folder = self._write(lease, before, last)
+            stack.callback(shutil.rmtree, self._making(folder.number), ignore_errors=True)
             lease.check()
+            if not folder.full:
+                self._held_check()
+            self._made = _Made(folder, lease, stack.pop_all())
+        return True
+
+    def show(self) -> Folder:
+        """Let what `make` wrote appear, and hold its version for the next delta. Short, and not to be broken off."""
+        made, self._made = self._made, None
+        assert made is not None, "something was made"
+        with made.taking_back as holding:
+            folder = made.folder
+            self._keep([*self._older_than(folder.number), folder])
+            if folder.number:
+                self._making(folder.number).rename(self._path(folder.number))
+            if folder.full and self._options.full_every:
+                self._prune()
             self._let_go()
-            self._held, self._holding = lease, stack.pop_all()
+            self._held, self._holding = made.lease, holding.pop_all()
         return folder
 
     def _write(self, lease: Lease, before: Path | None, last: Folder | None) -> Folder:
         info = lease.info
         labelled = number_of(info.label)
         number = info.version if labelled is None else labelled
+        folder = Folder(number=number, epoch=info.epoch, version=info.version, manifest=info.manifest, full=True)
         if number == 0:  # what the engines were started with: they have it, and count from it
-            folder = Folder(number=0, epoch=info.epoch, version=info.version, manifest=info.manifest, full=True)
-            self._keep([*self._older_than(0), folder])
             return folder
-        making = self._out / f"{_MAKING}{folder_name(number)}"
+        making = self._making(number)
         shutil.rmtree(making, ignore_errors=True)
         try:
             as_delta = (
@@ -139,23 +175,10 @@ class Follower:
             )
             if not as_delta:
                 write_full(lease.path, making)
-            if as_delta:
-                self._held_check()
-            folder = Folder(
-                number=number, epoch=info.epoch, version=info.version, manifest=info.manifest, full=not as_delta
-            )
-            self._publish(making, folder)
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
-        return folder
-
-    def _publish(self, making: Path, folder: Folder) -> None:
-        """Let the folder appear."""
-        self._keep([*self._older_than(folder.number), folder])
-        making.rename(self._out / folder_name(folder.number))
-        if folder.full and self._options.full_every:
-            self._prune()
+        return msgspec.structs.replace(folder, full=not as_delta)
 
     def _older_than(self, number: int) -> list[Folder]:
         """Folders below a number that comes now; those from it on are of an earlier run of the trainer, and removed."""
@@ -268,6 +291,9 @@ class Follower:
 
     def _path(self, number: int) -> Path:
         return self._out / folder_name(number)
+
+    def _making(self, number: int) -> Path:
+        return self._out / f"{_MAKING}{folder_name(number)}"
 
 
 @contextlib.contextmanager

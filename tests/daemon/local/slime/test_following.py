@@ -1,15 +1,21 @@
 """A stream's versions become folders that hosts pull, in order, across restarts, skips and runs that begin anew."""
 
 import json
+import signal
+import threading
 
 import pytest
+from click.testing import CliRunner
 from support.checkpoints import files_of
 from support.local_service import STREAM
 from support.slime_fleet import Host
 
 from patchswarm.daemon.errors import BadInputError, InUseError
+from patchswarm.daemon.local.errors import LeaseGoneError
 from patchswarm.daemon.local.slime import following as following_module
+from patchswarm.daemon.local.slime.command import write_deltas
 from patchswarm.daemon.local.slime.following import Follower, Options
+from patchswarm.daemon.local.slime.target import write_full
 
 
 @pytest.fixture
@@ -173,6 +179,57 @@ def test_a_crash_half_way_leaves_no_half_folder(head, out, publish, monkeypatch)
         assert following.last.number == 1, "the folder that never appeared is not counted on"
         assert following.step(0).number == 2
     assert folders(out) == ["weight_v000001", "weight_v000002"]
+
+
+def test_what_was_made_and_not_shown_is_taken_back(head, out, publish):
+    publish()
+    with follower(head, out) as following:
+        assert following.make(0)
+        assert folders(out) == [".making-weight_v000001"]
+    assert folders(out) == []
+    with follower(head, out) as following:
+        assert following.last is None
+        assert following.step(0).number == 1
+
+
+def test_what_was_written_from_a_lost_lease_never_appears(head, out, publish, monkeypatch):
+    publish()
+
+    def write_and_lose(new, into):
+        write_full(new, into)
+        for lease in head.api.service.leases.values():
+            lease.gone = True
+        for thread in threading.enumerate():
+            if thread.name == "patchswarm-lease":
+                thread.join(30)  # the renewal finds out
+
+    with monkeypatch.context() as patch, follower(head, out) as following:
+        patch.setattr(following_module, "LEASE_TTL_S", 0.3)
+        patch.setattr(following_module, "write_full", write_and_lose)
+        with pytest.raises(LeaseGoneError):
+            following.step(0)
+        assert folders(out) == []
+        assert following.last is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_folder_that_appeared_is_said_even_when_the_end_comes_with_it(head, out, publish, monkeypatch, number):
+    publish()
+    show = Follower.show
+
+    def show_and_end(self):
+        signal.raise_signal(number)
+        return show(self)
+
+    monkeypatch.setattr(Follower, "show", show_and_end)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        done = CliRunner().invoke(write_deltas, [str(out), "--stream", STREAM, "--socket", str(head.socket)])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert (done.exit_code, done.stdout) == (0, "wrote weight_v000001 whole: version 1\n")
+    assert folders(out) == ["weight_v000001"]
 
 
 def test_one_writer_at_a_time(head, out):
