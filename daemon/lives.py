@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from .local.observing import VersionLife
+from .local.model import VersionLife
 
 _log: Final = structlog.get_logger(__name__)
 

@@ -45,8 +45,9 @@ from .local.model import (
     StreamState,
     StreamStatus,
     VersionInfo,
+    VersionLife,
 )
-from .local.observing import ChunkMap, PatchContents, PatchInfo, VersionLife
+from .local.observing import ChunkMap, PatchContents, PatchInfo
 from .local.service import OpenDelta, OpenVersion
 from .metrics import Metrics
 from .patches import Patches

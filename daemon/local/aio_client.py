@@ -27,6 +27,7 @@ from .model import (
     SlotCheck,
     StreamStatus,
     VersionInfo,
+    VersionLife,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class AsyncClient:
     async def versions(self, stream: str) -> list[VersionInfo]:
         """Committed versions that the node knows, newest first."""
         return (await self._connection.ask(asks.versions(stream))).versions
+
+    async def lives(self, stream: str) -> list[VersionLife]:
+        """What happened to each version on this node, and when; newest first."""
+        return (await self._connection.ask(asks.lives(stream))).lives
 
     async def wait(
         self, stream: str, at_least: int = 0, timeout_s: float | None = None, *, epoch: int | None = None

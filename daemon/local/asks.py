@@ -16,6 +16,7 @@ from .errors import ConnectionLostError, LocalError, NotReadyError
 from .model import (
     LeaseInfo,
     LeaseRequest,
+    LifeList,
     NodeStatus,
     PeerList,
     PublishLine,
@@ -74,6 +75,11 @@ def version(stream: str) -> Ask[VersionInfo]:
 def versions(stream: str) -> Ask[VersionList]:
     """The versions that the node knows."""
     return Ask("GET", stream_path(stream, "versions"), VersionList)
+
+
+def lives(stream: str) -> Ask[LifeList]:
+    """What happened to the versions on this node."""
+    return Ask("GET", stream_path(stream, "lives"), LifeList)
 
 
 def tensors(stream: str, number: int | None) -> Ask[TensorList]:

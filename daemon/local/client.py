@@ -33,6 +33,7 @@ from .model import (
     StreamStatus,
     TensorList,
     VersionInfo,
+    VersionLife,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Client:
     def versions(self, stream: str) -> list[VersionInfo]:
         """Committed versions that the node knows, newest first."""
         return self._ask(asks.versions(stream)).versions
+
+    def lives(self, stream: str) -> list[VersionLife]:
+        """What happened to each version on this node, and when; newest first."""
+        return self._ask(asks.lives(stream)).lives
 
     def wait(
         self, stream: str, at_least: int = 0, timeout_s: float | None = None, *, epoch: int | None = None

@@ -55,6 +55,24 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
     committed_at: float | None = None
 
 
+class VersionLife(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a version on this node."""
+
+    stream: str
+    epoch: int
+    version: int
+    trace: str
+    """The same on every node, and in its log lines."""
+    moments: dict[str, float]
+    """Unix seconds by name: announced, first_byte, complete, rebuilt, committed, verified."""
+
+
+class LifeList(msgspec.Struct, frozen=True):
+    """Answer of GET …/lives."""
+
+    lives: list[VersionLife]
+
+
 class HeadInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The newest version that the fleet has announced."""
 

@@ -13,31 +13,13 @@ from aiohttp import web
 
 from .endpoint import Call, Endpoint, Nothing
 from .errors import InvalidRequestError, UnknownStreamError, UnknownVersionError
-from .model import StreamStatus
+from .model import LifeList, StreamStatus, VersionLife
 
 STREAM: Final = "/v1/streams/{stream}"
 LOOK_S: Final = 0.5
 """How often a stream's state is compared with what was last sent."""
 HEARTBEAT_S: Final = 15.0
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class VersionLife(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a version on this node."""
-
-    stream: str
-    epoch: int
-    version: int
-    trace: str
-    """The same on every node, and in its log lines."""
-    moments: dict[str, float]
-    """Unix seconds by name: announced, first_byte, complete, rebuilt, committed, verified."""
-
-
-class LifeList(msgspec.Struct, frozen=True):
-    """Answer of GET …/lives."""
-
-    lives: list[VersionLife]
 
 
 class PatchInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,11 +91,7 @@ def settle(nodes: Iterable[Node], stream: str, version: int) -> None:
 
 def moments(node: Node, version: int) -> dict[str, float]:
     """When what happened to a version on a node: Unix seconds."""
-    from patchswarm.daemon.local.asks import Ask
-    from patchswarm.daemon.local.observing import LifeList
-
-    found = node.client._ask(Ask("GET", f"/v1/streams/{STREAM}/lives", LifeList))  # noqa: SLF001 - no method yet
-    return next(life.moments for life in found.lives if life.version == version)
+    return next(life.moments for life in node.client.lives(STREAM) if life.version == version)
 
 
 def streaming(size: int, rounds: int, say: Say) -> list[Target]:

@@ -39,8 +39,9 @@ from patchswarm.daemon.local.model import (
     StreamState,
     StreamStatus,
     VersionInfo,
+    VersionLife,
 )
-from patchswarm.daemon.local.observing import ChunkMap, GroupChange, PatchContents, PatchInfo, VersionLife
+from patchswarm.daemon.local.observing import ChunkMap, GroupChange, PatchContents, PatchInfo
 from patchswarm.daemon.local.service import OpenDelta, OpenVersion
 from patchswarm.protocol.elements import SAFETENSORS_KINDS, Kind
 from patchswarm.protocol.ids import digest

@@ -196,12 +196,12 @@ class Watch:
     def _times(self, node: Node) -> tuple[float, float]:
         while not any(status.stream == STREAM for status in node.client.streams()):
             self._pause(node)
-        committed = node.client.wait(STREAM, self._version, self._left_s())
-        if committed is None or committed.committed_at is None:
+        if node.client.wait(STREAM, self._version, self._left_s()) is None:
             raise TimeoutError(f"{node.name} has not committed version {self._version} in time; see {node.log}")
         while not node.client.status(STREAM).proven:
             self._pause(node)
-        return committed.committed_at, time.time()
+        (moments,) = [life.moments for life in node.client.lives(STREAM) if life.version == self._version]
+        return moments["committed"], moments["verified"]
 
     def _pause(self, node: Node) -> None:
         if self._left_s() <= 0:

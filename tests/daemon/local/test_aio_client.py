@@ -7,6 +7,7 @@ from support.local_service import STREAM
 
 from patchswarm.daemon.errors import BadInputError
 from patchswarm.daemon.exits import Exit
+from patchswarm.daemon.lives import Moment
 from patchswarm.daemon.local.aio_client import AsyncClient
 from patchswarm.daemon.local.errors import (
     BadSourceError,
@@ -33,10 +34,12 @@ async def until(api, condition):
 async def test_it_tells_what_the_node_tells(api, client):
     api.commit(1)
     api.commit(2)
+    api.service.told.note(STREAM, 1, 2, "ab" * 16, Moment.COMMITTED)
     assert [status.stream for status in await client.streams()] == [STREAM]
     assert (await client.status(STREAM)).current.version == 2
     assert (await client.version(STREAM)).label == "step 2"
     assert [version.version for version in await client.versions(STREAM)] == [2, 1]
+    assert [(life.version, list(life.moments)) for life in await client.lives(STREAM)] == [(2, ["committed"])]
     assert (await client.peers())[0].site == "eu/b"
     assert (await client.ready()).ready
     api.service.reasons = ["far behind"]

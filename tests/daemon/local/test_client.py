@@ -17,6 +17,7 @@ from support.local_service import STREAM
 
 from patchswarm.daemon.errors import BadInputError
 from patchswarm.daemon.exits import Exit
+from patchswarm.daemon.lives import Moment
 from patchswarm.daemon.local.client import Client
 from patchswarm.daemon.local.connection import default_socket, error_of
 from patchswarm.daemon.local.errors import (
@@ -44,10 +45,12 @@ def client(api):
 def test_it_tells_what_the_node_tells(api, client):
     api.commit(1)
     api.commit(2)
+    api.service.told.note(STREAM, 1, 2, "ab" * 16, Moment.COMMITTED)
     assert [status.stream for status in client.streams()] == [STREAM]
     assert client.status(STREAM).current.version == 2
     assert client.version(STREAM).label == "step 2"
     assert [version.version for version in client.versions(STREAM)] == [2, 1]
+    assert [(life.version, list(life.moments)) for life in client.lives(STREAM)] == [(2, ["committed"])]
     assert client.peers()[0].site == "eu/b"
     assert client.ready().ready
 
