@@ -5,6 +5,7 @@ Each request is closed exactly once: by its chunk, by a reject, or with its link
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -25,6 +26,9 @@ from .serving import Serving
 from .stepping import Stepping
 from .stock import Stock
 from .watch import Watch
+
+AGAIN_S: Final = 0.02
+"""After a mate had no time for a chunk it is asked for again, if nobody has said meanwhile that it is there, too."""
 
 TURN_S: Final = 0.1
 """While something is missing: how often it is looked whether this node should step in for another."""
@@ -70,7 +74,8 @@ class Fetch:
             self.stock, links, self.plans, self.serving, self._asking, self._moving, emit, self._here, rng
         )
         self._watch = Watch(links, emit, self._unask)
-        self._turn_due_s: float | None = None
+        self._turn_due_s = math.inf
+        self._again_due_s = math.inf  # when chunks are asked for that a mate had no time for
 
     def _here(self) -> str:
         return self.site
@@ -168,14 +173,14 @@ class Fetch:
     def receive(self, link: Link, message: Message, now_s: float) -> None:
         """Handle one swarm message."""
         match message:
-            case Page():
-                self.add_page(message.data, link.number, now_s)
             case Have():
                 self._heard(link, message, now_s)
             case Request():
                 self.serving.asked(link, message, self.site, now_s)
             case Reject():
                 self._rejected(link, message, now_s)
+            case Page():
+                self.add_page(message.data, link.number, now_s)
             case Claim():
                 if self._stepping.heard(link, message, now_s):
                     self.request(now_s)
@@ -188,14 +193,15 @@ class Fetch:
         new = link.remember(have.attempt, have.ranges)
         plans = self.plans.get(have.attempt)
         if plans is not None:
-            plans[0].heard(link.node, link.site, new.data, now_s)
-            plans[1].heard(link.node, link.site, new.meta, now_s)
+            for plan, ordinals in zip(plans, (new.data, new.meta), strict=True):
+                if ordinals:
+                    plan.heard(link.node, link.site, ordinals, now_s)
         series = self.stock.series.get(have.attempt)
         if series is None:
             return
         if link.site != self.site and not (plans is not None and plans[0].is_source(link)):
             self._advance.begin(series, new.data, link, now_s)
-        if series.unasked().meets(new):
+        if series.lacks(new):
             self.request_more(link, now_s)
 
     def expected(self, link: Link, name: bytes) -> int | None:
@@ -265,6 +271,9 @@ class Fetch:
             link.defer(flight.attempt, flight.ordinal)
             self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
+            if link.site == self.site:
+                self._again_due_s = min(self._again_due_s, now_s + AGAIN_S)
+                return
         self.request(now_s)
 
     def _brought_by(self, link: Link, flight: Flight, holders: tuple[bytes, ...]) -> None:
@@ -291,20 +300,20 @@ class Fetch:
         series = self.stock.series.get(attempt)
         return series is None or series.complete()
 
-    def due_s(self) -> float | None:
-        """When `act` should be called next, or None."""
-        dues = [due for due in (self.stock.due_s(), self.routing.due_s(), self._turn_due_s) if due is not None]
-        return min(dues, default=None)
+    def due_s(self) -> float:
+        """When `act` should be called next; infinity when nothing is to be done."""
+        return min(self.stock.due_s(), self.routing.due_s(), self._turn_due_s, self._again_due_s)
 
     def act(self, now_s: float) -> None:
         """Do what has come due: say HAVEs, and take over what others fail to bring."""
         if self.routing.plan_due():
             self.request(now_s)
-        have_due = self.stock.due_s()
-        if have_due is not None and have_due <= now_s:
+        if self.stock.due_s() <= now_s:
             self.stock.say()
-        if self._turn_due_s is not None and self._turn_due_s <= now_s:
-            self._turn_due_s = None
+        if self._again_due_s <= now_s:
+            self.request(now_s)
+        if self._turn_due_s <= now_s:
+            self._turn_due_s = math.inf
             self._turn(now_s)
 
     def _turn(self, now_s: float) -> None:
@@ -324,13 +333,14 @@ class Fetch:
 
     def request(self, now_s: float) -> None:
         """Ask every link for what may be asked of it, the nearest first."""
+        self._again_due_s = math.inf
         if self._asking.ask_all(now_s):
-            self._turn_due_s = self._turn_due_s or now_s + TURN_S
+            self._turn_due_s = min(self._turn_due_s, now_s + TURN_S)
 
     def request_more(self, link: Link, now_s: float) -> None:
         """Ask one link, whose window has room again."""
         if self._asking.ask_one(link, now_s):
-            self._turn_due_s = self._turn_due_s or now_s + TURN_S
+            self._turn_due_s = min(self._turn_due_s, now_s + TURN_S)
 
     def _brings(self, name: bytes, now_s: float) -> bool:
         """Whether a chunk is to come here soon: this node brings it into its site, or a mate has claimed it."""

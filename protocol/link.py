@@ -178,7 +178,7 @@ class Link:
         One that has carried nothing yet, or would be through before it is looked at again, has two chunks to send.
         """
         left = self.left_bytes()
-        if left < self.window_bytes():
+        if left < MIN_WINDOW_BYTES or left < self.window_bytes():
             return True
         return len(self.flights) < MIN_FLIGHTS and (not self.goodput or left < self.goodput * LOOK_S)
 
@@ -381,8 +381,11 @@ class Link:
 
     def offers(self, attempt: bytes) -> ChunkSet | None:
         """What the peer has said it has of one series, without what it failed to bring of late."""
-        offered, doubted = self.haves.get(attempt), self.doubted.get(attempt)
-        if offered is None or doubted is None:
+        offered = self.haves.get(attempt)
+        if not self.doubted or offered is None:
+            return offered
+        doubted = self.doubted.get(attempt)
+        if doubted is None:
             return offered
         return ChunkSet(offered.data & ~doubted.data, offered.meta & ~doubted.meta)
 

@@ -131,6 +131,10 @@ class Dealing:
         self.site = site
         self.borders: tuple[bytes, ...] = roster[self._site].borders if self._site >= 0 else ()
         self.me = me
+        self.period = max(len(self._order), 1)
+        """Ordinals after which owner sites repeat; each column is that long and goes to the next border."""
+        self.columns = max(len(self.borders), 1)
+        """Columns after which the site's borders repeat."""
 
     @property
     def takes_part(self) -> bool:
@@ -192,16 +196,6 @@ class Dealing:
 
     def _of_column(self, borders: tuple[bytes, ...], ordinal: int) -> bytes:
         return borders[ordinal // self.period % len(borders)]
-
-    @property
-    def period(self) -> int:
-        """Ordinals after which owner sites repeat; each column is that long and goes to the next border."""
-        return max(len(self._order), 1)
-
-    @property
-    def columns(self) -> int:
-        """Columns after which the site's borders repeat."""
-        return max(len(self.borders), 1)
 
     def column(self, ordinal: int) -> int:
         """Which column a chunk is in: the same borders answer for all of it."""

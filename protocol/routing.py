@@ -7,6 +7,7 @@ chunk of it is stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -40,7 +41,7 @@ class Following:
     lists_first: bool = False  # a local base waits to be compared: fetch blobs only
     route: tuple[Transition, ...] | None = None
     announced: tuple[bytes, ...] | None = None  # attempts of the last RouteReady
-    asked_room: frozenset[bytes] | None = None  # attempts that room was asked for since the last plan
+    asked_room: tuple[bytes, ...] | None = None  # attempts that room was asked for since the last plan
     has_room: bool = True  # the answer
 
 
@@ -92,9 +93,9 @@ class Routing:
         """Plan at the next `plan_due`: once for all that a newcomer learns in one breath."""
         self._stale.setdefault(stream, now_s)
 
-    def due_s(self) -> float | None:
-        """Since when something waits to be planned, None when nothing does."""
-        return min(self._stale.values(), default=None)
+    def due_s(self) -> float:
+        """Since when something waits to be planned; infinity when nothing does."""
+        return min(self._stale.values()) if self._stale else math.inf
 
     def plan_due(self) -> bool:
         """Plan what waits for it. Returns whether anything did."""
@@ -198,7 +199,7 @@ class Routing:
 
     def _finds_room(self, following: Following, wanted: list[Series]) -> bool:
         """Whether the host has room for what is wanted of one stream; asked once for the same series."""
-        attempts = frozenset(series.attempt for series in wanted)
+        attempts = tuple([series.attempt for series in wanted])
         if attempts != following.asked_room and (attempts or following.asked_room is not None):
             following.asked_room = attempts
             size = sum(self._bytes_to_come(series) for series in wanted)

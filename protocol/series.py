@@ -106,6 +106,7 @@ class Series:
     asked: ChunkSet = field(default_factory=ChunkSet)  # requests under way
     awaited: int = 0  # bitmap of data ordinals asked of a peer before it has them
     _placed: ChunkSet = field(default_factory=ChunkSet)
+    _expected: int | None = None
 
     def describe(self, of: Opening | Transition) -> None:
         """Take the blob references of an opening or transition of this attempt."""
@@ -118,6 +119,7 @@ class Series:
             if end > MAX_CHUNKS:
                 raise MessageError(f"attempt {short(self.attempt)} has {end} chunks, over the limit of {MAX_CHUNKS}")
             self.transition = of
+            self._expected = _all_of(of)
         else:
             self.opening = of
         if len(meta) > len(self.meta):
@@ -194,15 +196,16 @@ class Series:
         """What is neither here nor asked for."""
         return ChunkSet(self.missing_data() & ~self.asked.data, self.missing_meta() & ~self.asked.meta)
 
+    def lacks(self, offered: ChunkSet) -> bool:
+        """Whether something of what is offered is neither here nor asked for."""
+        return bool(
+            offered.data & self.named & ~self.have.data & ~self.asked.data
+            or offered.meta & self.named_meta & ~self.have.meta & ~self.asked.meta
+        )
+
     def expected(self) -> int | None:
         """Bitmap of all data chunks, or None while the transition record is not here."""
-        if self.transition is None:
-            return None
-        bitmap = 0
-        for part in self.transition.parts:
-            if part.count:
-                bitmap |= mask(part.first, part.first + part.count - 1)
-        return bitmap
+        return self._expected
 
     def complete(self) -> bool:
         """Whether every chunk, of data and of blobs, is here."""
@@ -221,3 +224,12 @@ class Series:
     def signed_pages(self) -> Iterator[bytes]:
         """Pages received so far, for a peer that joins in mid-publish."""
         return iter(self.pages.values())
+
+
+def _all_of(transition: Transition) -> int:
+    """Bitmap of all data chunks of a transition."""
+    bitmap = 0
+    for part in transition.parts:
+        if part.count:
+            bitmap |= mask(part.first, part.first + part.count - 1)
+    return bitmap

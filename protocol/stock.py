@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -34,7 +35,7 @@ class Stock:
         self.series: dict[bytes, Series] = {}
         self._places: dict[bytes, list[tuple[Series, int]]] = {}  # chunk name -> where it belongs
         self._unsaid: dict[bytes, ChunkSet] = {}  # HAVEs waiting to be said together, by attempt
-        self._have_due_s: float | None = None
+        self._have_due_s = math.inf
         self._early = EarlyPages()
         self._told_all: set[int] = set()  # links to benched peers that have been told all that is here
 
@@ -191,13 +192,13 @@ class Stock:
                     self._emit(Send(link.number, Page(signed)))
         self._say(link, self._all(), {})
 
-    def due_s(self) -> float | None:
-        """When `say` should be called, None when there is nothing to say."""
+    def due_s(self) -> float:
+        """When `say` should be called; never is infinity."""
         return self._have_due_s
 
     def say(self) -> None:
         """Send the HAVEs that have gathered, to those who lack the chunks."""
-        self._have_due_s = None
+        self._have_due_s = math.inf
         unsaid, self._unsaid = self._unsaid, {}
         known: dict[tuple[bytes, int, int], list[Have]] = {}
         benched = {link.number for link in self._links.values() if link.conduct.is_benched}
@@ -211,7 +212,7 @@ class Stock:
 
     def _offer(self, series: Series, ordinal: int, now_s: float) -> None:
         self._unsaid.setdefault(series.attempt, ChunkSet()).add(ordinal)
-        self._have_due_s = self._have_due_s or now_s + HAVE_DELAY_S
+        self._have_due_s = min(self._have_due_s, now_s + HAVE_DELAY_S)
 
     def _say(
         self, link: Link, unsaid: Mapping[bytes, ChunkSet], known: dict[tuple[bytes, int, int], list[Have]]

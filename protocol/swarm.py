@@ -27,6 +27,7 @@ from .messages import (
     BlockRequest,
     Buckets,
     Bye,
+    Have,
     Headers,
     Hello,
     Inventory,
@@ -36,6 +37,8 @@ from .messages import (
     Ping,
     Pong,
     Pull,
+    Reject,
+    Request,
     Summary,
 )
 from .signed import peek
@@ -118,8 +121,7 @@ class Swarm:
 
     def wake_s(self) -> float:
         """When `tick` wants to be called, at the latest."""
-        due = self.fetch.due_s()
-        return self._next_tick_s if due is None else min(due, self._next_tick_s)
+        return min(self.fetch.due_s(), self._next_tick_s)
 
     # -- this node ------------------------------------------------------------------------------------------
 
@@ -180,6 +182,9 @@ class Swarm:
         link.heard_at_s = now_s
         if link.record is None:
             self._hello(link, message, now_s)
+            return
+        if isinstance(message, Have | Request | Reject):  # nearly all that is said while chunks come
+            self.fetch.receive(link, message, now_s)
             return
         match message:
             case Ping():
@@ -329,8 +334,7 @@ class Swarm:
     def tick(self, now_s: float) -> None:
         """Call at `wake_s`, or a little later."""
         self._now_s = now_s
-        due = self.fetch.due_s()
-        if due is not None and due <= now_s:
+        if self.fetch.due_s() <= now_s:
             self.fetch.act(now_s)
         if now_s < self._next_tick_s:
             return

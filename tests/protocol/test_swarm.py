@@ -3,10 +3,23 @@
 from collections import Counter
 
 import pytest
-from support.swarm_world import Liar, World
+from support.swarm_world import Host, Liar, World
 
+from patchswarm.protocol.fetch import AGAIN_S
 from patchswarm.protocol.ids import digest
-from patchswarm.protocol.messages import Claim, Have, Hello, Object, ObjectKind, Piece, Ping, Pong, Request
+from patchswarm.protocol.messages import (
+    Claim,
+    Have,
+    Hello,
+    Object,
+    ObjectKind,
+    Piece,
+    Ping,
+    Pong,
+    Reason,
+    Reject,
+    Request,
+)
 from patchswarm.protocol.swarm import SILENT_S
 
 
@@ -607,3 +620,28 @@ def test_a_requester_is_told_busy_when_four_copies_are_under_way_and_gets_it_lat
     version = world.publish(head, chunks=1)
     world.until(lambda: world.all_have(version), 30)
     assert digest(next(iter(version.chunks.values()))) in version.chunks
+
+
+def test_what_a_mate_has_no_time_for_is_asked_for_a_moment_later_with_all_else(monkeypatch):
+    """Until then somebody else may say that it is there, too: who looks at each refusal looks in vain most times."""
+    world = World()
+    head = world.add("head", seeds=(), uplink=100_000.0)
+    head.say([world.publisher.record()])
+    for number in range(8):
+        world.add(f"host{number}", "a", uplink=1_000_000.0)
+    world.run(5)
+    hear, refused = Host.hear, 0
+
+    def hear_and_look(self, wire, message):
+        nonlocal refused
+        requests = sum(world.requests.values())
+        hear(self, wire, message)
+        if isinstance(message, Reject) and message.reason is Reason.BUSY and wire.other(self).name != "head":
+            assert sum(world.requests.values()) == requests
+            assert self.swarm.wake_s() <= world.now_s + AGAIN_S
+            refused += 1
+
+    monkeypatch.setattr(Host, "hear", hear_and_look)
+    version = world.publish(head, chunks=16)
+    world.until(lambda: world.all_have(version), 30)
+    assert refused > 16

@@ -67,13 +67,13 @@ class Baseline:
         self._copies = [1] * patch.chunks
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._children: dict[int, list[Peer]] = {}
-        self._waiting = len(self.nodes) - 1
+        self._waiting = set(range(1, len(self.nodes)))
 
     def run(self) -> None:
         """From the publish until everyone has everything, or `give_up_s`."""
         self.nodes[0].have = self._all
         _START[self.policy](self)
-        self.clock.run(self.options.give_up_s, lambda: not self._waiting)
+        self.clock.run(self.options.give_up_s, self._waiting)
 
     def _lane(self, source: Peer, target: Peer) -> Lane:
         lane = self._lanes.get((source.place, target.place))
@@ -100,7 +100,7 @@ class Baseline:
             self._ask(target)
         if target.have == self._all:
             target.tally.finished_s = self.clock.now_s
-            self._waiting -= 1
+            self._waiting.discard(target.place)
 
     # -- star and tree --------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 
@@ -20,12 +20,12 @@ class Clock:
         self._asked += 1
         heapq.heappush(self._heap, (max(when_s, self.now_s), self._asked, call, args))
 
-    def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until `until_s`, until nothing is left to happen, or until `stop()` after an event."""
+    def run(self, until_s: float, waiting: Collection[object] = (None,)) -> None:
+        """Let things happen until `until_s`, until nothing is left to happen, or until nobody of `waiting` is left."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             self.now_s, _, call, args = heapq.heappop(heap)
             call(*args)
-            if stop():
+            if not waiting:
                 return
         self.now_s = max(self.now_s, until_s)

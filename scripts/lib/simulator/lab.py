@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from wanlab.cases import case
 from wanlab.plan import LAN_DELAY_S, Plan
 
 from .places import Host, Map, Patch, Site, chunk_count
 from .world import Options, World
+
+FINDS_LOSS_S: Final = 2.0
+"""After so long nearly all lanes of T2 have changed from cubic to BBR, in the lab."""
 
 
 def lab_map(plan: Plan) -> Map:
@@ -41,7 +45,9 @@ def lab_world(name: str, options: Options, encode_rate: float) -> World:
     sites = [site.name for site in found.plan.sites]
     map_, patch = lab_case(name, options.seed, encode_rate)
     absent = frozenset(hosts.index(host) for host in found.absent)
-    world = World(map_, patch, replace(options, absent=absent, give_up_s=found.timeout_s))
+    finds_loss_s = FINDS_LOSS_S if found.plan.loss else None
+    options = replace(options, absent=absent, give_up_s=found.timeout_s, finds_loss_s=finds_loss_s)
+    world = World(map_, patch, options)
     for fault in found.faults:
         match fault.what:
             case "cut":

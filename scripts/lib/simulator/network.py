@@ -173,6 +173,14 @@ class Network:
         wait = self._wait
         return sum([wait[link] for link in links])
 
+    def take_control(self, links: Sequence[int], size: int) -> float:
+        """Send control messages of `size` bytes over a path; returns the seconds that they spend in its queues."""
+        wait_s, control, wait = 0.0, self.control, self._wait
+        for link in links:
+            control[link] += size
+            wait_s += wait[link]
+        return wait_s
+
     def _take_links(self) -> None:
         """Take links that were added since the last step into the arrays."""
         count = len(self._rates)
@@ -195,9 +203,17 @@ class Network:
         self._links[:, slot] = (*path.links, *(0,) * (PATH_LINKS - len(path.links)))
         first, *others = [size for _, size in lane.queue]
         window = self.tcp.after_idle(lane.window, now_s - lane.idle_since_s, path.rtt_s)
-        cap = min(self.tcp.loss_limit(path.rtt_s, path.loss), lane.cap)
-        self._lanes[:, slot] = (first, sum(others), window, path.rtt_s, cap, 0.0, 0.0, 0.0)
+        self._lanes[:, slot] = (first, sum(others), window, path.rtt_s, self._cap(lane), 0.0, 0.0, 0.0)
         self._plan(max(now_s, self._settled_s))
+
+    def _cap(self, lane: Lane) -> float:
+        return min(self.tcp.loss_limit(lane.path.rtt_s, lane.path.loss), lane.cap)
+
+    def change(self, tcp: Tcp) -> None:
+        """From now on senders behave like this."""
+        self.tcp = tcp
+        for slot, lane in enumerate(self._busy):
+            self._lanes[_CAP, slot] = self._cap(lane)
 
     def more(self, slot: int, size: float) -> None:
         """A busy lane has more to send."""
@@ -247,7 +263,7 @@ class Network:
             self._pass(lanes, links, passed_s)
         step_s = self.step_s
         self._settled_s = self._clock.now_s + step_s
-        free = np.maximum(self._rate - self._take_control(passed_s + step_s), self._rate * _LEAST_FREE)
+        free = np.maximum(self._rate - self._control_rates(passed_s + step_s), self._rate * _LEAST_FREE)
         rtt = lanes[_RTT] + np.array(self._wait)[links].sum(axis=0)
         limit = np.minimum(lanes[_WINDOW] / rtt, lanes[_CAP])
         backlog = lanes[_LEFT] + lanes[_BEHIND]
@@ -269,7 +285,7 @@ class Network:
         elif self._queue.any():
             self._plan(self._settled_s + step_s)
 
-    def _take_control(self, span_s: float) -> Floats:
+    def _control_rates(self, span_s: float) -> Floats:
         """Rates at which control traffic takes capacity: a queue holds its bursts, no flow backs off for them."""
         waiting = np.array(self.control)
         rate = waiting / max(span_s, _BURST_S)

@@ -20,7 +20,7 @@ from patchswarm.protocol.effects import (
 from patchswarm.protocol.errors import ProtocolError
 from patchswarm.protocol.ids import digest
 from patchswarm.protocol.manifest import Transition
-from patchswarm.protocol.messages import META_ORDINAL, Have, Message, ObjectKind, Reject
+from patchswarm.protocol.messages import META_ORDINAL, Have, Message, ObjectKind, Reject, encode_message
 from patchswarm.protocol.swarm import Settings, Swarm
 
 from .places import Host, Lie
@@ -72,6 +72,7 @@ class Node:
         self._verified_s = 0.0  # when the verifying thread is free
         self._applied_s = 0.0
         self._said_false: set[int] = set()
+        self._sized: tuple[Message | None, int] = None, 0
 
     def start(self) -> None:
         """Come up: hold the base version, say who this is, begin to tick."""
@@ -195,6 +196,12 @@ class Node:
         self.carry_out()
 
     # -- links ----------------------------------------------------------------------------------------------
+
+    def size_of(self, message: Message) -> int:
+        """Bytes of a message. A node says the same to many: it is encoded once for those that follow each other."""
+        if message is not self._sized[0]:
+            self._sized = message, len(encode_message(message))
+        return self._sized[1]
 
     def link_up(self, wire: Wire, address: str | None) -> None:
         """A connection is made."""

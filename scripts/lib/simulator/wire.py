@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from patchswarm.protocol.messages import Message, Reason, Reject, encode_message
+from patchswarm.protocol.messages import Message, Reason, Reject
 
 from .network import Lane, Path
 from .places import TRICKLE_RATE, Lie
@@ -88,7 +88,7 @@ class Wire:
         if not self.open:
             return
         near = self.end_of(sender)
-        size = sum([len(encode_message(message)) for message in messages]) + OVERHEAD_BYTES * len(messages)
+        size = sum([sender.size_of(message) for message in messages]) + OVERHEAD_BYTES * len(messages)
         sender.tally.control_sent += size
         if self.cut:
             near.held.append(messages)
@@ -96,10 +96,8 @@ class Wire:
             self._carry(near, messages, size, 0.0)
 
     def _carry(self, near: End, messages: list[Message], size: int, extra_s: float) -> None:
-        network, clock = self.world.network, self.world.clock
-        for link in near.path.links:
-            network.control[link] += size
-        arrives_s = clock.now_s + near.path.delay_s + network.wait_s(near.path.links) + extra_s
+        clock, path = self.world.clock, near.path
+        arrives_s = clock.now_s + path.delay_s + self.world.network.take_control(path.links, size) + extra_s
         near.arrives_s = max(near.arrives_s, arrives_s)
         clock.at(near.arrives_s, self._arrive, near, messages)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from patchswarm.protocol.messages import ObjectKind
@@ -34,6 +35,8 @@ class Options:
 
     seed: int = 1
     tcp: Tcp = field(default_factory=Tcp)
+    finds_loss_s: float | None = None
+    """So long after the publish senders have seen that paths lose packets, and change to BBR, as daemons do."""
     warm_up_s: float = 6.0
     """Before the publish: nodes find each other."""
     give_up_s: float = 600.0
@@ -260,10 +263,9 @@ class World:
         options = self.options
         self.clock.at(options.warm_up_s, self._publish, self.releases[0])
         self.clock.at(options.warm_up_s, self._plan_churn)
-        self.clock.run(options.warm_up_s + options.give_up_s, self._done)
-
-    def _done(self) -> bool:
-        return not self._unfinished
+        if options.finds_loss_s is not None:
+            self.at(options.finds_loss_s, partial(self.network.change, replace(options.tcp, bbr=True)))
+        self.clock.run(options.warm_up_s + options.give_up_s, self._unfinished)
 
     def unfinished(self) -> list[Node]:
         """Live nodes that have not got there."""
