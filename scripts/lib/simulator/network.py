@@ -275,7 +275,7 @@ class Network:
         self._move(lanes, links, moved, step_s)
         done = np.nonzero(lanes[_LEFT] <= _LAST_BIT)[0]
         if len(done):
-            self._finish(done, moved, np.minimum(limit, fair))
+            self._finish(done, moved, np.minimum(limit, fair), rtt - lanes[_RTT])
             self._plan(self._settled_s)
         elif count:
             growing = rtt[rate >= _LIMITED * limit]
@@ -329,14 +329,14 @@ class Network:
         self._queue[0] = 0.0
         self._wait = (self._queue / rate).tolist()
 
-    def _finish(self, done: NDArray[np.intp], moved: Floats, speed: Floats) -> None:
+    def _finish(self, done: NDArray[np.intp], moved: Floats, speed: Floats, wait_s: Floats) -> None:
         """Items whose last byte leaves in this step arrive after the path's delay and queues."""
         now_s, clock, lanes = self._clock.now_s, self._clock, self._lanes
         idle: list[Lane] = []
         for slot in done.tolist():
             lane = self._busy[slot]
             path, rate = lane.path, max(float(speed[slot]), 1.0)
-            delay_s = path.delay_s + self.wait_s(path.links)
+            delay_s = path.delay_s + float(wait_s[slot])
             left, behind = float(lanes[_LEFT, slot]), float(lanes[_BEHIND, slot])
             gone = float(moved[slot]) + left  # bytes into the step at which the first item ended
             while lane.queue and left <= _LAST_BIT:

@@ -69,6 +69,7 @@ class Node:
         self.said = self._record()  # its newest record
         self._wake_s = float("inf")
         self._looked_s = 0.0
+        self._expected: dict[Wire, None] = {}  # wires over which chunks come, in the order in which they began to
         self._verified_s = 0.0  # when the verifying thread is free
         self._applied_s = 0.0
         self._said_false: set[int] = set()
@@ -110,10 +111,13 @@ class Node:
         now_s = self.world.clock.now_s
         if now_s >= self._looked_s + _LOOK_S:
             self._looked_s = now_s
-            for wire in self.wires.values():
-                wire.look_at(self)
+            self._expected = {wire: None for wire in self._expected if wire.look_at(self)}
         self.swarm.tick(now_s)
         self.carry_out()
+
+    def expects(self, wire: Wire) -> None:
+        """Something is sent to this node over a wire."""
+        self._expected[wire] = None
 
     def progressed(self, number: int, total_bytes: int) -> None:
         """So many bytes of chunks have come over a connection by now."""

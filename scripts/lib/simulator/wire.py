@@ -130,22 +130,29 @@ class Wire:
         end.lane.block(blocked=self.cut)
         self._hand_over(end)
 
-    def look_at(self, receiver: Node) -> None:
-        """Let the node learn, when it gets there, how much of what is sent to it has left by now."""
+    def look_at(self, receiver: Node) -> bool:
+        """Let the node learn, when it gets there, how much of what is sent to it has left by now.
+
+        Returns whether more is to come than has left.
+        """
         far = self.far_end(receiver)
-        if far.lane is None or not self.open:
-            return
+        if not self.open:
+            return False
+        if far.lane is None:
+            return True
         sent = far.lane.sent_bytes()
         if sent > far.looked_at:
             far.looked_at = sent
             now_s, path = self.world.clock.now_s, far.path
             arrives_s = now_s + path.delay_s + self.world.network.wait_s(path.links)
             self.world.clock.at(arrives_s, receiver.progressed, self.end_of(receiver).number, int(sent))
+        return bool(far.waiting or far.lane.queue)
 
     def serve(self, sender: Node, parcel: Parcel) -> None:
         """Queue a chunk behind those already asked for."""
         end = self.end_of(sender)
         end.waiting.append(parcel)
+        self.far_end(sender).node.expects(self)
         self._hand_over(end)
 
     def withdraw(self, sender: Node, request: int) -> None:
