@@ -39,7 +39,7 @@ class Advance:
         if bits:
             bits &= series.missing_data() & ~series.asked.data & ~series.awaited
         if bits:
-            offered = link.offers(series.attempt)
+            offered = link.offers.of(series.attempt)
             bits &= ~(offered.data if offered else 0)
         return bits
 

@@ -96,7 +96,7 @@ class Asking:
         near, far = ChunkSet(), ChunkSet()
         site = self._site()
         for link in self._links.values():
-            offered = link.offers(series.attempt)
+            offered = link.offers.of(series.attempt)
             if offered is None or link.is_doubtful or (link.node in plan.seeds and not seeds):
                 continue
             if link.site == site or not plan.is_source(link):
@@ -115,14 +115,14 @@ class Asking:
 
     def _offered_by(self, series: Series, counts: Callable[[Link], bool]) -> int:
         """Data ordinals that those links offer that count."""
-        offers = (link.offers(series.attempt) for link in self._links.values() if counts(link))
+        offers = (link.offers.of(series.attempt) for link in self._links.values() if counts(link))
         return functools.reduce(operator.or_, (offered.data for offered in offers if offered), 0)
 
     # -- one link -------------------------------------------------------------------------------------------
 
     def _can_give(self, link: Link, series: Series, unasked: ChunkSet) -> bool:
         """Whether a peer has, or is about to get, some of what is neither here nor asked for, and has room for it."""
-        offered = link.haves.get(series.attempt)
+        offered = link.offers.said(series.attempt)
         if offered is not None and unasked.meets(offered) and link.has_room():
             return True
         return self._advance.can_ask(link, series)
@@ -148,7 +148,7 @@ class Asking:
         site = self._site()
         if data and link.site != site and not link.is_doubtful and not self._is_full():
             self._advance.ask(link, series, now_s)
-        offered = link.offers(series.attempt)
+        offered = link.offers.of(series.attempt)
         if offered is None:
             return
         meta = series.missing_meta() & ~series.asked.meta & offered.meta
@@ -159,7 +159,7 @@ class Asking:
             others = self._offered_by_others(series)
             meta &= ~others.meta
             bits &= ~others.data
-        deferred = link.deferred.get(series.attempt) or ChunkSet()
+        deferred = link.offers.deferred(series.attempt) or ChunkSet()
         if link.site != site and self._plans.awaits_roster(series, now_s):
             return
         plan, meta_plan = self._plans.of(series, None, now_s)
@@ -252,12 +252,12 @@ class Asking:
         for other in self._links.values():
             if not other.goodput or other.is_doubtful or other.site == self._site() or plan.is_source(other):
                 continue  # of who has brought nothing yet nothing is known
-            offered = other.offers(series.attempt)
+            offered = other.offers.of(series.attempt)
             theirs = offered.data if offered else 0
             if other.site == link.site:
                 theirs |= plan.to_come(other.node) | passed_on.get(other.node, 0)  # its mate gives it to it in a moment
             if theirs & bits & ~sooner and other.wait_s(size) < wait_s:
-                deferred = other.deferred.get(series.attempt)
+                deferred = other.offers.deferred(series.attempt)
                 sooner |= theirs & ~(deferred.data if deferred else 0)
         return sooner
 
@@ -265,7 +265,7 @@ class Asking:
         """What is offered by anyone who can be counted on."""
         union = ChunkSet()
         for link in self._links.values():
-            offered = None if link.is_doubtful else link.offers(series.attempt)
+            offered = None if link.is_doubtful else link.offers.of(series.attempt)
             if offered is not None:
                 union.data |= offered.data
                 union.meta |= offered.meta

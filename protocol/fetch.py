@@ -190,7 +190,7 @@ class Fetch:
                 raise AssertionError(message)
 
     def _heard(self, link: Link, have: Have, now_s: float) -> None:
-        new = link.remember(have.attempt, have.ranges)
+        new = link.offers.remember(have.attempt, have.ranges)
         plans = self.plans.get(have.attempt)
         if plans is not None:
             for plan, ordinals in zip(plans, (new.data, new.meta), strict=True):
@@ -229,7 +229,7 @@ class Fetch:
             if secure:
                 link.strike(now_s)
                 if flight is not None:
-                    link.doubt(flight.attempt, flight.ordinal, now_s)  # it has other bytes under that name
+                    link.offers.doubt(flight.attempt, flight.ordinal, now_s)  # it has other bytes under that name
             else:
                 link.damaged.add(name)
         else:
@@ -255,7 +255,7 @@ class Fetch:
         plans = self.plans.get(flight.attempt)
         at_seed = plans is not None and flight.ordinal < META_ORDINAL and link.node in plans[0].seeds
         if at_seed and reject.reason is Reason.BUSY and self._stepping.take_detour(flight, reject.holders):
-            link.defer(flight.attempt, flight.ordinal)
+            link.offers.defer(flight.attempt, flight.ordinal)
             self.request(now_s)
             return
         if in_advance or at_seed:
@@ -267,8 +267,8 @@ class Fetch:
         elif reject.reason is Reason.MISSING:
             link.went_back_on(flight.attempt, flight.ordinal, now_s)
         else:
-            link.trust(flight.attempt, flight.ordinal)  # it may have been late, and taken for a false offer
-            link.defer(flight.attempt, flight.ordinal)
+            link.offers.trust(flight.attempt, flight.ordinal)  # it may have been late, and taken for a false offer
+            link.offers.defer(flight.attempt, flight.ordinal)
             self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
             if link.site == self.site:
@@ -288,7 +288,7 @@ class Fetch:
     def tick(self, now_s: float) -> None:
         """Once a second: late requests are asked elsewhere, routes planned anew."""
         for link in self._links.values():
-            link.forgive(now_s)
+            link.offers.forgive(now_s)
         self._watch.check_deadlines(now_s)
         self.serving.tick(now_s)
         self.plans.tidy(self._is_over)
@@ -318,7 +318,7 @@ class Fetch:
 
     def _turn(self, now_s: float) -> None:
         for link in self._links.values():
-            link.deferred.clear()
+            link.offers.undefer()
         self._watch.look(now_s)
         wanted = self.routing.wanted()
         alive = self.plans.alive()

@@ -9,7 +9,7 @@ from typing import Final
 
 from .conduct import Conduct
 from .manifest import NodeRecord
-from .series import ChunkSet
+from .offers import Offers
 
 MIN_DEADLINE_S: Final = 2.0
 DEADLINE_GAIN: Final = 4.0
@@ -40,9 +40,6 @@ RATE_MEMORY_S: Final = 10.0
 NEAR_MEMORY_S: Final = 1.0
 """Within a site there is no slow start to forget: mates come and go on links that all share."""
 
-DOUBT_S: Final = 10.0
-"""How long a peer is not asked again for chunks that it offered and did not bring."""
-
 MAX_DEADLINE_S: Final = 60.0
 """However slow a peer was, or made itself look: what it has not brought by then may be asked for elsewhere."""
 
@@ -61,12 +58,6 @@ MAX_PACE_S: Final = 3.0
 
 RATED_S: Final = 0.3
 """And the rate of the moment for so long: a few round trips, in which one chunk or more comes."""
-
-MAX_HAVES_BYTES: Final = 4 * 1024 * 1024
-"""Bitmaps remembered of one peer's HAVEs: enough for 8000 series of 3000 chunks."""
-
-MAX_SERIES: Final = 4096
-"""Series of which a peer's HAVE is remembered."""
 
 
 @dataclass(slots=True)
@@ -113,10 +104,7 @@ class Link:
     min_rtt_s: float | None = None
     goodput: float = 0.0  # best recent delivery rate, bytes per second
     goodput_at_s: float = 0.0
-    haves: dict[bytes, ChunkSet] = field(default_factory=dict)
-    deferred: dict[bytes, ChunkSet] = field(default_factory=dict)  # rejected as busy: not asked before the next turn
-    doubted: dict[bytes, ChunkSet] = field(default_factory=dict)  # offered and not brought: not asked for a while
-    doubted_at_s: float = 0.0
+    offers: Offers = field(default_factory=Offers)
     flights: dict[int, Flight] = field(default_factory=dict)
     awaited: dict[int, Flight] = field(default_factory=dict)  # asked for before the peer has them; outside the window
     awaited_bytes: int = 0
@@ -135,7 +123,6 @@ class Link:
     _rated_bytes: int = 0
     _paced_at_s: float = 0.0
     _paced_bytes: int = 0
-    _haves_bytes: int = 0
     _coming_bytes: int = 0  # of requests whose chunks are still to come by them, parts that have come included
     _whole_bytes: int = 0  # of chunks that have come whole
 
@@ -343,7 +330,7 @@ class Link:
         flight.late = True
         self.late_flights += 1
         self.strike(now_s)
-        self.doubt(flight.attempt, flight.ordinal, now_s)
+        self.offers.doubt(flight.attempt, flight.ordinal, now_s)
 
     @property
     def is_stuck(self) -> bool:
@@ -379,50 +366,10 @@ class Link:
                 self.goodput, self.goodput_at_s = rate, now_s
         return flight
 
-    def offers(self, attempt: bytes) -> ChunkSet | None:
-        """What the peer has said it has of one series, without what it failed to bring of late."""
-        offered = self.haves.get(attempt)
-        if not self.doubted or offered is None:
-            return offered
-        doubted = self.doubted.get(attempt)
-        if doubted is None:
-            return offered
-        return ChunkSet(offered.data & ~doubted.data, offered.meta & ~doubted.meta)
-
-    def doubt(self, attempt: bytes, ordinal: int, now_s: float) -> None:
-        """Note that the peer did not bring what it had offered, whatever it goes on to say."""
-        if not self.doubted:
-            self.doubted_at_s = now_s
-        self.doubted.setdefault(attempt, ChunkSet()).add(ordinal)
-
     def went_back_on(self, attempt: bytes, ordinal: int, now_s: float) -> None:
         """Note that the peer says it has not got a chunk: it may have deleted it since it offered it."""
-        offered = self.haves.get(attempt)
-        if offered is not None and ordinal in offered:
+        if self.offers.take_back(attempt, ordinal, now_s):
             self.conduct.broke_offer(now_s)
-            self._haves_bytes -= offered.size_bytes()
-            offered.remove(ordinal)
-            self._haves_bytes += offered.size_bytes()
-        self.doubt(attempt, ordinal, now_s)
-
-    def trust(self, attempt: bytes, ordinal: int) -> None:
-        """Take a doubt back."""
-        if attempt in self.doubted:
-            self.doubted[attempt].remove(ordinal)
-
-    def remember(self, attempt: bytes, ranges: tuple[tuple[int, int], ...]) -> ChunkSet:
-        """Take the ranges of a HAVE; returns what is new. The oldest series are forgotten beyond the limits.
-
-        Raises MessageError for ordinals that no series can have.
-        """
-        known = self.haves.pop(attempt, ChunkSet())
-        before = ChunkSet(known.data, known.meta)
-        known.add_ranges(ranges)
-        self._haves_bytes += known.size_bytes() - before.size_bytes()
-        self.haves[attempt] = known
-        while len(self.haves) > 1 and (len(self.haves) > MAX_SERIES or self._haves_bytes > MAX_HAVES_BYTES):
-            self._haves_bytes -= self.haves.pop(next(iter(self.haves))).size_bytes()
-        return ChunkSet(known.data & ~before.data, known.meta & ~before.meta)
 
     @property
     def strikes(self) -> int:
@@ -432,12 +379,3 @@ class Link:
     def strike(self, now_s: float) -> None:
         """Note that the peer was late, or sent damaged bytes: it is not counted on for a while."""
         self.conduct.strike(now_s)
-
-    def forgive(self, now_s: float) -> None:
-        """Believe the peer's offers again after DOUBT_S."""
-        if self.doubted and now_s - self.doubted_at_s > DOUBT_S:
-            self.doubted.clear()
-
-    def defer(self, attempt: bytes, ordinal: int) -> None:
-        """Do not ask for this chunk here before `undefer`."""
-        self.deferred.setdefault(attempt, ChunkSet()).add(ordinal)

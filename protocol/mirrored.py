@@ -138,7 +138,7 @@ class Mirrored:
     def _offered(self, attempt: bytes) -> ChunkSet:
         union = ChunkSet()
         for link in self._links.values():
-            offered = link.offers(attempt)
+            offered = link.offers.of(attempt)
             if offered is not None and not link.is_doubtful:
                 union.data |= offered.data
                 union.meta |= offered.meta

@@ -123,7 +123,7 @@ class Moving:
                 continue
             if link.site != site and plan.is_source(link):
                 continue
-            offered = link.offers(series.attempt)
+            offered = link.offers.of(series.attempt)
             if offered is None or flight.ordinal not in offered or flight.name in link.by_name:
                 continue
             if best is None or link.wait_s(flight.size) < best.wait_s(flight.size):

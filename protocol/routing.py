@@ -136,7 +136,7 @@ class Routing:
         lacking = (series.expected() or 0) & ~series.have.data
         near = 0
         for link in self._links.values():
-            offered = link.haves.get(series.attempt)
+            offered = link.offers.said(series.attempt)
             if offered is not None and link.site == site and not link.conduct.is_benched:
                 near |= offered.data & lacking
         share = near.bit_count() / max(lacking.bit_count(), 1)
@@ -161,7 +161,7 @@ class Routing:
         blobs = 0 if missing else series.missing_meta()
         return any(
             offered.data & missing or offered.meta & blobs
-            for offered in (link.haves.get(series.attempt) for link in self._links.values())
+            for offered in (link.offers.said(series.attempt) for link in self._links.values())
             if offered is not None
         )
 

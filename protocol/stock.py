@@ -222,7 +222,7 @@ class Stock:
         Of a benched one nothing is believed: who says that it has what it has not would fetch that across sites.
         """
         for attempt, new in unsaid.items():
-            offered = None if link.conduct.is_benched else link.offers(attempt)
+            offered = None if link.conduct.is_benched else link.offers.of(attempt)
             data = new.data & ~offered.data if offered else new.data
             meta = new.meta & ~offered.meta if offered else new.meta
             if data or meta:

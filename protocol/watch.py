@@ -73,6 +73,6 @@ class Watch:
         """Links to others that have the chunk, and that can be counted on."""
         for other in self._links.values():
             if other is not link and other.record is not None and not other.is_doubtful:
-                offered = other.offers(flight.attempt)
+                offered = other.offers.of(flight.attempt)
                 if offered is not None and flight.ordinal in offered:
                     yield other

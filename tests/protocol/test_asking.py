@@ -32,7 +32,7 @@ def test_a_chunk_is_asked_of_the_one_from_which_it_comes_sooner_although_that_on
     while warm.has_room():
         warm.depart(ATTEMPT, COUNT, b"something else", SIZE, 0.0)
     for link in others:
-        link.remember(ATTEMPT, ((ordinal, ordinal),))
+        link.offers.remember(ATTEMPT, ((ordinal, ordinal),))
     assert desk.asked_of() == {}, "what is under way there will be here before a cold connection has begun"
     warm.goodput = 1e5
     assert desk.asked_of() == {cold.node: {ordinal}}
@@ -41,10 +41,10 @@ def test_a_chunk_is_asked_of_the_one_from_which_it_comes_sooner_although_that_on
 def test_a_chunk_that_a_mate_is_to_get_in_a_moment_is_waited_for_where_the_way_is_warm(desk, others):
     warm, cold = others
     ordinal = next(iterate(desk.plan.to_come(warm.node)))
-    cold.remember(ATTEMPT, ((ordinal, ordinal),))
+    cold.offers.remember(ATTEMPT, ((ordinal, ordinal),))
     warm.goodput = 10e6
     assert desk.asked_of() == {}
-    warm.remember(ATTEMPT, ((ordinal, ordinal),))
+    warm.offers.remember(ATTEMPT, ((ordinal, ordinal),))
     assert desk.asked_of() == {warm.node: {ordinal}}
 
 
@@ -53,7 +53,7 @@ def test_what_the_border_of_a_column_is_about_to_have_is_not_asked_of_its_mate_o
     stolen = next(iterate(desk.plan.mine & desk.plan.owned))
     desk.series.missing = 1 << stolen
     desk.link(SEED).strike(0.0)
-    cold.remember(ATTEMPT, ((stolen, stolen),))
+    cold.offers.remember(ATTEMPT, ((stolen, stolen),))
     warm.goodput = 10e6
     assert desk.asked_of() == {}
     warm.rate = 1e4
@@ -65,15 +65,15 @@ def test_who_said_that_it_is_busy_is_not_waited_for(desk, others):
     ordinal = next(iterate(desk.plan.mine & ~desk.plan.owned))
     warm.goodput = 10e6
     for link in others:
-        link.remember(ATTEMPT, ((ordinal, ordinal),))
-    warm.defer(ATTEMPT, ordinal)
+        link.offers.remember(ATTEMPT, ((ordinal, ordinal),))
+    warm.offers.defer(ATTEMPT, ordinal)
     assert desk.asked_of() == {cold.node: {ordinal}}
 
 
 def test_what_is_taken_of_another_column_is_claimed_before_it_is_asked_for(desk):
     theirs = bits_of(list(iterate(ALL & ~desk.plan.mine))[-COUNT // LAST_PART :])
     desk.series.missing = theirs
-    desk.link(SEED).remember(ATTEMPT, ((0, COUNT - 1),))
+    desk.link(SEED).offers.remember(ATTEMPT, ((0, COUNT - 1),))
     desk.asking.ask_all(0.0)
     claims = [effect for effect in desk.sent if isinstance(effect.message, Claim)]
     requests = [effect for effect in desk.sent if isinstance(effect.message, Request)]
@@ -89,7 +89,7 @@ def test_what_is_taken_of_another_column_is_claimed_before_it_is_asked_for(desk)
 def test_the_border_from_which_a_chunk_is_stolen_is_told(desk):
     theirs = desk.plan.mine & ~desk.plan.owned
     desk.series.missing = theirs
-    desk.link(SEED).remember(ATTEMPT, ((0, COUNT - 1),))
+    desk.link(SEED).offers.remember(ATTEMPT, ((0, COUNT - 1),))
     desk.asking.ask_all(0.0)
     asked = [int(effect.message.name) for effect in desk.sent if isinstance(effect.message, Request)]
     told = {
@@ -104,7 +104,7 @@ def test_the_border_from_which_a_chunk_is_stolen_is_told(desk):
 def test_of_a_mate_with_a_slow_uplink_one_asks_for_each_chunk_and_the_others_after_a_while(desk):
     mate = desk.link(MATE)
     mate.goodput = 1e9
-    mate.remember(ATTEMPT, ((0, COUNT - 1),))
+    mate.offers.remember(ATTEMPT, ((0, COUNT - 1),))
     assert desk.asked_of()[MATE]
     for number in list(mate.flights):
         mate.land(number, 1.0, arrived=False)
@@ -126,7 +126,7 @@ def test_of_a_mate_with_a_slow_uplink_one_asks_for_each_chunk_and_the_others_aft
 def test_in_a_large_site_too_it_is_everyones_turn_after_a_while(desk):
     mate = desk.link(MATE)
     mate.goodput = mate.rate = SIZE / (2 * SLOW_MATE_S)
-    mate.remember(ATTEMPT, ((0, COUNT - 1),))
+    mate.offers.remember(ATTEMPT, ((0, COUNT - 1),))
     for number in range(60):
         desk.links[100 + number] = Link(100 + number, bytes(32), digest(b"more %d" % number), True, 0, 0, record("a"))
     others = sorted({link.node for link in desk.links.values() if link.site == "a"} - {MATE} | {ME})
@@ -143,7 +143,7 @@ def test_in_a_large_site_too_it_is_everyones_turn_after_a_while(desk):
 def test_who_is_behind_with_passing_on_steals_nothing(desk):
     desk.behind_s = 2 * STEAL_BEHIND_S
     desk.series.missing = desk.plan.mine & ~desk.plan.owned
-    desk.link(SEED).remember(ATTEMPT, ((0, COUNT - 1),))
+    desk.link(SEED).offers.remember(ATTEMPT, ((0, COUNT - 1),))
     assert desk.asked_of() == {}
     desk.behind_s = 0.0
     assert desk.asked_of()
@@ -157,7 +157,7 @@ def beside_the_seed():
     desk.series.missing = 1 << ordinal
     there = desk.link(next(node for node in NODES if NODES[node].site == "b"))
     for link in (desk.link(SEED), there):
-        link.remember(ATTEMPT, ((ordinal, ordinal),))
+        link.offers.remember(ATTEMPT, ((ordinal, ordinal),))
         link.goodput = 10e6
     return desk, there
 
@@ -181,5 +181,5 @@ def test_what_comes_sooner_from_another_site_is_not_asked_of_a_seed_with_a_thin_
 def test_what_a_mate_has_is_not_asked_of_the_seed(beside_the_seed):
     desk, _ = beside_the_seed
     mate = desk.link(MATE)
-    mate.remember(ATTEMPT, ((0, COUNT - 1),))
+    mate.offers.remember(ATTEMPT, ((0, COUNT - 1),))
     assert [*desk.asked_of()] == [MATE]

@@ -3,16 +3,11 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from patchswarm.protocol.link import (
-    DOUBT_S,
     FIRST_WINDOW_BYTES,
     LEAST_RTT_S,
     MAX_DEADLINE_S,
-    MAX_HAVES_BYTES,
-    MAX_SERIES,
     MAX_STALL_S,
     MIN_DEADLINE_S,
     MIN_WINDOW_BYTES,
@@ -23,7 +18,6 @@ from patchswarm.protocol.link import (
     STALL_S,
     Link,
 )
-from patchswarm.protocol.series import MAX_CHUNKS, ChunkSet
 
 ATTEMPT = bytes(16)
 CHUNK = 40_000
@@ -291,23 +285,6 @@ def test_the_pace_is_what_came_while_something_was_asked_for(link):
     assert link.pace == pytest.approx(10_000)
 
 
-def test_an_offer_that_was_not_kept_is_not_believed_for_a_while_however_often_it_is_repeated(link):
-    link.remember(ATTEMPT, ((0, 3),))
-    link.doubt(ATTEMPT, 2, 0.0)
-    assert link.offers(ATTEMPT).data == 0b1011
-    assert link.remember(ATTEMPT, ((0, 3),)).data == 0, "nothing of this is new"
-    assert link.offers(ATTEMPT).data == 0b1011
-    link.forgive(DOUBT_S + 1)
-    assert link.offers(ATTEMPT).data == 0b1111
-
-
-def test_a_doubt_can_be_taken_back(link):
-    link.remember(ATTEMPT, ((0, 3),))
-    link.doubt(ATTEMPT, 2, 0.0)
-    link.trust(ATTEMPT, 2)
-    assert link.offers(ATTEMPT).data == 0b1111
-
-
 def test_a_peer_is_stuck_when_all_it_was_asked_is_late(link):
     numbers = ask(link, 2)
     assert not link.is_stuck
@@ -320,28 +297,3 @@ def test_a_peer_is_stuck_when_all_it_was_asked_is_late(link):
     link.land(numbers[1], 6.0, arrived=True)
     assert not link.is_stuck
     assert link.late_flights == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.integers(0, 50)), max_size=20))
-def test_haves_add_up(said):
-    link = Link(0, bytes(32), bytes(32), True, 0.0, 0.0)
-    known = {}
-    for number, first, more in said:
-        attempt = bytes([number]) * 16
-        new = set(range(first, first + more + 1)) - known.setdefault(attempt, set())
-        heard = link.remember(attempt, ((first, first + more),))
-        assert {ordinal for ordinal in range(120) if ordinal in heard} == new
-        known[attempt] |= new
-    for attempt, ordinals in known.items():
-        assert {ordinal for ordinal in range(120) if ordinal in link.offers(attempt)} == ordinals
-    assert link._haves_bytes == sum(each.size_bytes() for each in link.haves.values())
-
-
-def test_what_a_peer_says_takes_bounded_memory(link):
-    for number in range(MAX_SERIES + 200):
-        link.remember(number.to_bytes(16, "big"), ((0, 10),))
-    assert len(link.haves) == MAX_SERIES
-    for number in range(300):
-        link.remember(number.to_bytes(16, "little"), ((MAX_CHUNKS - 1, MAX_CHUNKS - 1),))
-    assert sum(each.size_bytes() for each in link.haves.values()) <= MAX_HAVES_BYTES
-    assert link.offers((299).to_bytes(16, "little")) == ChunkSet(1 << MAX_CHUNKS - 1)

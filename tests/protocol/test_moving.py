@@ -25,7 +25,7 @@ def queue(desk, others):
     ordinals = list(iterate(desk.plan.mine & ~desk.plan.owned))[:4]
     slow.goodput, quick.goodput = 1e5, 10e6
     for link in others:
-        link.remember(ATTEMPT, tuple((ordinal, ordinal) for ordinal in ordinals))
+        link.offers.remember(ATTEMPT, tuple((ordinal, ordinal) for ordinal in ordinals))
     for ordinal in ordinals:
         desk.series.asked.add(ordinal)
         slow.depart(ATTEMPT, ordinal, *desk.series.entry(ordinal), 0.0)
@@ -81,7 +81,7 @@ def test_what_a_border_was_to_get_from_its_mates_and_has_not_got_is_asked_of_ano
     slow.begin(number, 1.0)
     desk.series.asked.add(ordinal)
     quick.goodput = 10e6
-    quick.remember(ATTEMPT, ((ordinal, ordinal),))
+    quick.offers.remember(ATTEMPT, ((ordinal, ordinal),))
     since_s = slow.flights[number].sent_at_s
     desk.moving.move(desk.series, since_s + HOPE_S)
     assert desk.sent == [], "it may be on its way"

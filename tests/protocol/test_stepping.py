@@ -117,7 +117,7 @@ def test_what_waits_long_at_a_mate_is_claimed_by_one_with_nothing_to_do_and_a_wa
     mate, far = border.of_site("a"), border.of_site("b")
     spare = bits_of(list(iterate(ALL & ~border.plan.mine))[:4])
     border.series.missing = spare
-    far.remember(ATTEMPT, tuple((ordinal, ordinal) for ordinal in iterate(spare)))
+    far.offers.remember(ATTEMPT, tuple((ordinal, ordinal) for ordinal in iterate(spare)))
     assert not border.hear(mate, spare, SPARE), "over a cold connection it would not be sooner"
     far.goodput = 1e5
     assert not border.hear(mate, spare, SPARE), "nor over a slow one"

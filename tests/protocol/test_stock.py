@@ -77,7 +77,7 @@ def test_what_a_benched_peer_says_it_has_is_told_to_it_all_the_same(publisher, v
     for page in version.pages:
         stock.add_page(page, -1, 0.0)
     first, second, *_ = version.chunks
-    link.remember(version.attempt, ((0, 5),))
+    link.offers.remember(version.attempt, ((0, 5),))
 
     def told():
         stock.say()
