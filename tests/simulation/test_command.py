@@ -38,6 +38,12 @@ def test_the_labs_first_case_comes_near_the_links(tmp_path):
     assert found["copies_in"]["max"] < 1.05
 
 
+def test_the_labs_case_with_loss_begins_with_cubic(tmp_path):
+    """The lab takes 7.7 to 8.4 s; with BBR from the start it would be 6.7 s."""
+    assert main(["--lab", "T2", "--json", str(tmp_path / "found.json")]) == 0
+    assert 7.5 < json.loads((tmp_path / "found.json").read_text())["to_all_s"] < 8.9
+
+
 @pytest.mark.parametrize(
     "words",
     [["--churn", "20"], ["--patch", "huge"], ["--sites", "5", "--nodes", "4"], ["--sites", "0"], ["--lab", "T9"]],

@@ -96,6 +96,16 @@ def test_loss_holds_cubic_to_the_formula_and_bbr_not():
     assert Tcp(bbr=True).loss_limit(rtt_s, loss) == math.inf
 
 
+def test_senders_that_change_to_bbr_leave_the_formula_behind_on_lanes_that_are_busy_too():
+    line = Line(Tcp(first_window=1e9, max_window=1e9))
+    link = line.network.add_link(10 * MB, 0.0)
+    line.lane((link,), delay_s=0.05, loss=0.005).send("a", 5 * MB)
+    line.clock.at(4.0, line.network.change, Tcp(bbr=True, first_window=1e9, max_window=1e9))
+    line.run()
+    before = 4.0 * Tcp().loss_limit(0.1, 0.005)
+    assert line.arrived["a"] == pytest.approx(4.0 + (5 * MB - before) / (10 * MB) + 0.05, rel=0.02)
+
+
 def test_a_full_link_delays_control_messages_and_an_idle_one_does_not():
     line = Line(Tcp())
     link = line.network.add_link(10 * MB, 0.1)
