@@ -11,6 +11,7 @@ import structlog
 from ...protocol.messages import ObjectKind
 from ...storage.catalog import Catalog
 from ...storage.errors import StorageError
+from ..threads import finish
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -35,17 +36,27 @@ class Ledger:
         self._due.set()
 
     async def run(self) -> None:
-        """Write until cancelled."""
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            new, self._new = self._new, []
-            old, self._old = self._old, []
-            try:
-                if new:
-                    await asyncio.to_thread(self._catalog.put_objects, new)
-                if old:
-                    await asyncio.to_thread(self._catalog.forget, old)
-            except StorageError as error:
-                # What is not kept is gossiped again after a restart; the node goes on with what it knows.
-                _log.error("catalog not written", reason=str(error))
+        """Write until cancelled; what is known by then is written, too."""
+        try:
+            while True:
+                await self._due.wait()
+                await finish(asyncio.to_thread(self._write, *self._take()))
+        finally:
+            self._write(*self._take())
+
+    def _take(self) -> tuple[list[tuple[ObjectKind, bytes, bytes]], list[bytes]]:
+        """What is to be written, and what is to be forgotten, since the last call."""
+        self._due.clear()
+        taken = self._new, self._old
+        self._new, self._old = [], []
+        return taken
+
+    def _write(self, new: list[tuple[ObjectKind, bytes, bytes]], old: list[bytes]) -> None:
+        try:
+            if new:
+                self._catalog.put_objects(new)
+            if old:
+                self._catalog.forget(old)
+        except StorageError as error:
+            # What is not kept is gossiped again after a restart; the node goes on with what it knows.
+            _log.error("catalog not written", reason=str(error))

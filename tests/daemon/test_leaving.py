@@ -11,7 +11,7 @@ from support.checkpoints import files_of, model, write
 
 from patchswarm.daemon.config import Limits
 from patchswarm.daemon.fleet import leaving
-from patchswarm.protocol.messages import Bye, Reason, Reject
+from patchswarm.protocol.messages import Bye
 
 pytestmark = pytest.mark.timeout(120)
 STREAM = "qwen"
@@ -61,7 +61,6 @@ async def test_who_fetches_from_a_relay_that_stops_goes_on_within_a_second_and_f
             slot = await receiver.committed(STREAM, 1)
             assert went_on_s - parted_s < 1.0
             assert stopped_s - began_s < 5.0
-            assert any(isinstance(said, Reject) and said.reason is Reason.STOPPING for said in heard)
             assert sum(got.values()) <= published.patch_bytes + MIB, "what was on its way arrived"
             assert files_of(slot.path) == files_of(directory)
 

@@ -189,10 +189,11 @@ class Link:
 
 
 async def run(home: Home, attacks: list[str], addresses: list[str]) -> int:
-    """Attack until SIGTERM; how often it was hung up on."""
+    """Say "ready", and attack until SIGTERM; how often it was hung up on."""
     attacker = Attacker(home)
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    print("ready", flush=True)
     tasks = [asyncio.create_task(attacker.keep_on(attack, address)) for attack in attacks for address in addresses]
     ending = asyncio.create_task(over.wait())
     done, _ = await asyncio.wait((*tasks, ending), return_when=asyncio.FIRST_COMPLETED)

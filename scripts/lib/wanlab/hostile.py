@@ -183,6 +183,8 @@ class Siege:
             env=clean_environment() | {"PYTHONPATH": str(_LIBRARY)},
         )
         try:
+            assert process.stdout is not None
+            process.stdout.readline()  # it is ready: on a busy machine a round could be over before it has begun
             yield found
         finally:
             process.terminate()

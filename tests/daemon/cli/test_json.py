@@ -77,8 +77,11 @@ def stand_ins(monkeypatch, own):
         def __exit__(self, *_):
             pass
 
-        def step(self, _wait_s):
-            return self.left.pop() if self.left else None
+        def make(self, _wait_s):
+            return bool(self.left)
+
+        def show(self):
+            return self.left.pop()
 
     def watch(_settings, _socket, _state, say):
         say(Event("published", "published step_1 as version 7", "step_1", 7, 10, 100))
