@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .messages import BlockPiece, BlockReject, BlockRequest, Message, Piece, Ping, Reject, Request
+from .messages import BlockPiece, BlockReject, BlockRequest, Claim, Have, Message, Piece, Ping, Reject, Request
 
 RATE: Final = 2000.0
 """Allowance per second, in the price of one word."""
@@ -23,6 +23,9 @@ REFUSAL: Final = 20.0
 PING: Final = 20.0
 """Price of a ping, which is answered: one per second is what honest peers need."""
 
+RANGES: Final = 16
+"""Ranges of a HAVE or CLAIM that cost as much as one word more."""
+
 _FREE: Final = (Request, BlockRequest, Piece, BlockPiece)
 
 
@@ -35,7 +38,9 @@ class Allowance:
 
     def heard(self, message: Message, now_s: float) -> None:
         """Pay for a message that came."""
-        if not isinstance(message, _FREE):
+        if isinstance(message, Have | Claim):
+            self._pay(1.0 + len(message.ranges) // RANGES, now_s)
+        elif not isinstance(message, _FREE):
             self._pay(PING if isinstance(message, Ping) else 1.0, now_s)
 
     def answered(self, message: Message, now_s: float) -> None:

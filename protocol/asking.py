@@ -71,7 +71,7 @@ class Asking:
         self._held_off_s = until_s
 
     def ask_all(self, now_s: float) -> bool:
-        """Ask every link for what may be asked of it, the nearest first. Returns whether any data is wanted at all."""
+        """Ask every link for what may be asked of it, the nearest first. Returns whether anything is wanted at all."""
         lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
         lacking = [(series, unasked) for series in (*lists, *wanted) if (unasked := series.unasked())]
         if lacking:
@@ -80,13 +80,13 @@ class Asking:
             useful.sort(key=lambda link: (link.strikes, link.site != site, link.min_rtt_s or 1.0, link.inflight_bytes))
             for link in useful:
                 self._ask(link, lists, wanted, now_s)
-        return bool(wanted)
+        return bool(wanted or lacking)
 
     def ask_one(self, link: Link, now_s: float) -> bool:
-        """Ask one link, whose window has room again. Returns whether any data is wanted at all."""
-        wanted = self._routing.wanted()
-        self._ask(link, self._routing.wanted_lists(), wanted, now_s)
-        return bool(wanted)
+        """Ask one link, whose window has room again. Returns whether anything is wanted at all."""
+        lists, wanted = self._routing.wanted_lists(), self._routing.wanted()
+        self._ask(link, lists, wanted, now_s)
+        return bool(wanted or lists)
 
     def offered(self, series: Series, plan: Plan, *, seeds: bool = True) -> tuple[ChunkSet, ChunkSet]:
         """What peers of this site, `seeds` included or not, and of other sites offer; the seed's site apart.
@@ -194,7 +194,7 @@ class Asking:
 
         One in turn for each chunk, the next after a while: else it would send each as many times as there are mates.
         """
-        if not bits or plan.dealing is None or link.node in plan.seeds or not link.goodput:
+        if not bits or plan.dealing is None or not link.goodput or plan.seeds & {link.node, plan.dealing.me}:
             return 0
         if link.wait_s(_size_of_one(series, bits)) < SLOW_MATE_S:
             return 0

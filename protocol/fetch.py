@@ -224,9 +224,10 @@ class Fetch:
             plans = self.plans.get(flight.attempt)
             if plans is not None:
                 plans[0].came(now_s - flight.sent_at_s, now_s)
+        asked_over_tls = name in link.damaged
         link.damaged.discard(name)
         if not intact:
-            if secure:
+            if secure or asked_over_tls:  # who sends it over a lane all the same is to blame for what came
                 link.strike(now_s)
                 if flight is not None:
                     link.offers.doubt(flight.attempt, flight.ordinal, now_s)  # it has other bytes under that name
@@ -269,6 +270,8 @@ class Fetch:
         else:
             link.offers.trust(flight.attempt, flight.ordinal)  # it may have been late, and taken for a false offer
             link.offers.defer(flight.attempt, flight.ordinal)
+            if not at_seed:  # which has to turn away whoever is not first
+                link.refused(now_s)
             self._stepping.give_back(flight)
             self.serving.refused(flight.name, reject.holders)
             if link.site == self.site:
@@ -325,7 +328,9 @@ class Fetch:
         for series in wanted:
             self._stepping.step_in(series, alive, now_s)
             self._moving.move(series, now_s)
-        if any(series.missing_data() or series.missing_meta() for series in wanted):
+        if any(each.missing_data() or each.missing_meta() for each in wanted) or any(
+            each.missing_meta() for each in self.routing.wanted_lists()
+        ):
             self._turn_due_s = now_s + TURN_S
         self.request(now_s)
 

@@ -49,6 +49,9 @@ STALL_S: Final = 1.0
 MAX_STALL_S: Final = 3.0
 """However long the peer makes its round trips look."""
 
+REFUSING_S: Final = 5.0
+"""A peer that has had no time for this node for so long, and sent it nothing, is not waited for."""
+
 HOPE_S: Final = 0.5
 """How long a chunk that is at another site is waited for until the border of its column there has it, too."""
 
@@ -115,6 +118,8 @@ class Link:
     conduct: Conduct = field(default_factory=Conduct)  # shared by all connections of the node
     received_bytes: int = 0
     late_flights: int = 0
+    refused_since_s: float = math.inf  # since when it has had no time for anything that it was asked for
+    gives_nothing: bool = False  # for so long that what it offers is not waited for any more
     moved_bytes: int = 0  # of chunks that have come, parts of them included, as far as was reported
     moved_at_s: float = 0.0  # when the last of them came
     pace: float | None = None  # bytes per second of late; None: not measured since something was last asked for
@@ -288,6 +293,8 @@ class Link:
         """Note that nothing could come just now, because this node does not read."""
         self.moved_at_s = now_s
         self._pace_anew(now_s)
+        for flight in self.flights.values():
+            flight.deadline_s = max(flight.deadline_s, now_s + MIN_DEADLINE_S)
 
     def came_whole(self, name: bytes) -> None:
         """Note that all bytes of a chunk are here; what is left to do with it is not the peer's."""
@@ -332,6 +339,12 @@ class Link:
         self.strike(now_s)
         self.offers.doubt(flight.attempt, flight.ordinal, now_s)
 
+    def refused(self, now_s: float) -> None:
+        """Note that the peer has no time for a chunk that it offers. Who never has any for REFUSING_S gives nothing."""
+        if self.refused_since_s > now_s or self.moved_at_s > self.refused_since_s:
+            self.refused_since_s = now_s
+        self.gives_nothing = now_s - self.refused_since_s >= REFUSING_S
+
     @property
     def is_stuck(self) -> bool:
         """Whether everything that was asked of the peer is late: nothing else it offers is to be counted on."""
@@ -340,7 +353,7 @@ class Link:
     @property
     def is_doubtful(self) -> bool:
         """Whether what the peer offers is not to be waited for, as long as somebody else offers it."""
-        return self.conduct.is_benched or self.is_stuck
+        return self.conduct.is_benched or self.is_stuck or self.gives_nothing
 
     def land(self, number: int, now_s: float, *, arrived: bool) -> Flight | None:
         """Close a request, by its chunk or without it. Returns None when there is no such request."""
@@ -352,7 +365,9 @@ class Link:
         if number in self.awaited:
             del self.awaited[number]
             self.awaited_bytes -= flight.size
-            self.received_bytes += flight.size if arrived else 0
+            if arrived:
+                self.received_bytes += flight.size
+                self.refused_since_s, self.gives_nothing = math.inf, False
             return flight
         del self.flights[number]
         self.inflight_bytes -= flight.size
@@ -361,6 +376,7 @@ class Link:
         if arrived:
             self.received_bytes += flight.size
             self.moved_at_s = now_s
+            self.refused_since_s, self.gives_nothing = math.inf, False
             rate = (self.received_bytes - flight.delivered_before) / max(now_s - flight.sent_at_s, 1e-4)
             if rate >= self.goodput or now_s - self.goodput_at_s > self._memory_s:
                 self.goodput, self.goodput_at_s = rate, now_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def bits_of(ordinals: Iterable[int]) -> int:
@@ -16,6 +16,25 @@ def bits_of(ordinals: Iterable[int]) -> int:
 def mask(first: int, last: int) -> int:
     """Bitmap of `first` to `last`, both included."""
     return ((1 << (last - first + 1)) - 1) << first
+
+
+def bits_of_ranges(ranges: Sequence[tuple[int, int]]) -> int:
+    """Bitmap of (first, last) ranges, rising and not touching.
+
+    Takes time for the ranges and for the last ordinal, not for their product: a peer chooses both.
+    """
+    if len(ranges) == 1:
+        return mask(*ranges[0])
+    bits = bytearray(ranges[-1][1] // 8 + 1 if ranges else 0)
+    for first, last in ranges:
+        low, high = first // 8, last // 8
+        if low == high:
+            bits[low] |= mask(first % 8, last % 8)
+        else:
+            bits[low] |= 0xFF << first % 8 & 0xFF
+            bits[low + 1 : high] = b"\xff" * (high - low - 1)
+            bits[high] |= 0xFF >> 7 - last % 8
+    return int.from_bytes(bits, "little")
 
 
 def iterate(bitmap: int) -> Iterator[int]:

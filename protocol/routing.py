@@ -137,7 +137,7 @@ class Routing:
         near = 0
         for link in self._links.values():
             offered = link.offers.said(series.attempt)
-            if offered is not None and link.site == site and not link.conduct.is_benched:
+            if offered is not None and link.site == site and not (link.conduct.is_benched or link.gives_nothing):
                 near |= offered.data & lacking
         share = near.bit_count() / max(lacking.bit_count(), 1)
         return missing - int(missing * share * (_NEAR - 1) / _NEAR)
@@ -161,7 +161,7 @@ class Routing:
         blobs = 0 if missing else series.missing_meta()
         return any(
             offered.data & missing or offered.meta & blobs
-            for offered in (link.offers.said(series.attempt) for link in self._links.values())
+            for offered in (link.offers.said(series.attempt) for link in self._links.values() if not link.gives_nothing)
             if offered is not None
         )
 

@@ -14,7 +14,7 @@ from .errors import MessageError
 from .ids import digest, short
 from .manifest import BlobRef, IndexPage, Opening, Transition
 from .messages import META_ORDINAL
-from .ranges import iterate, mask, to_ranges
+from .ranges import bits_of_ranges, iterate, mask, to_ranges
 from .seal import index_entries
 
 MAX_CHUNKS: Final = 2**20
@@ -62,13 +62,18 @@ class ChunkSet:
 
     def add_ranges(self, ranges: tuple[tuple[int, int], ...]) -> None:
         """Include the ranges of a HAVE. Raises MessageError for ordinals that no series can have."""
+        data, meta = [], []
         for first, last in ranges:
             if last < MAX_CHUNKS:
-                self.data |= mask(first, last)
+                data.append((first, last))
             elif first >= META_ORDINAL and last < META_ORDINAL + MAX_META:
-                self.meta |= mask(first - META_ORDINAL, last - META_ORDINAL)
+                meta.append((first - META_ORDINAL, last - META_ORDINAL))
             else:
                 raise MessageError(f"no series has chunks {first} to {last}")
+        if data:
+            self.data |= bits_of_ranges(data)
+        if meta:
+            self.meta |= bits_of_ranges(meta)
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Ranges for a HAVE."""

@@ -127,7 +127,9 @@ class Serving:
         if self._stopping:
             self._emit(Send(link.number, Reject(request.request, Reason.STOPPING)))
         elif not self._has(name):
-            if self._brings(name, now_s) and self._waiting_for(link) < MAX_WAITING:
+            if self._waits(link, name):
+                self._emit(Send(link.number, Reject(request.request, Reason.BUSY)))  # one answer is on its way already
+            elif self._brings(name, now_s) and self._waiting_for(link) < MAX_WAITING:
                 self._waiting.setdefault(name, []).append(_Waiting(link.number, request, now_s))
             else:
                 self._emit(Send(link.number, Reject(request.request, Reason.MISSING)))
@@ -146,6 +148,7 @@ class Serving:
                     waiting.remove(each)
                     if not waiting:
                         del self._waiting[name]
+                    self._waits_no_more(name)
                     self._emit(Send(link.number, Reject(number, Reason.BUSY)))
                     return
         self._emit(Withdraw(link.number, number))
@@ -181,6 +184,7 @@ class Serving:
         """A chunk will not come here from the seed: those who wait for it are told to ask `holders`."""
         for each in self._waiting.pop(name, ()):
             self._emit(Send(each.link, Reject(each.request.request, Reason.BUSY, holders)))
+        self._waits_no_more(name)
 
     def stop(self) -> None:
         """Turn away who waits, and whoever asks from now on: this node leaves, and they ask elsewhere."""
@@ -199,8 +203,7 @@ class Serving:
         passing = self._passing.get(name)
         if passing is not None:
             passing.left -= 1
-            if passing.left <= 0:
-                del self._passing[name]
+            self._waits_no_more(name)
         if name in self._waiting and self._has(name):
             self._send_waiting(name, self._waiting[name])
 
@@ -215,8 +218,8 @@ class Serving:
         for name in list(self._copies):
             while link.node in self._copies.get(name, ()):
                 self.served(link.node, name)
-        for name in [name for name in self._passing if name not in self._copies and name not in self._waiting]:
-            del self._passing[name]
+        for name in list(self._passing):
+            self._waits_no_more(name)
 
     def tick(self, now_s: float) -> None:
         """Once a second: whoever has waited for long is told to ask elsewhere."""
@@ -231,6 +234,17 @@ class Serving:
     def _send(self, link: Link, request: Request) -> None:
         self._copies.setdefault(request.name, []).append(link.node)
         self._emit(Serve(link.number, request.request, request.name, request.secure))
+
+    def _waits_no_more(self, name: bytes) -> None:
+        """A chunk that is here counts as passed on when enough of those who waited have it, or nobody else waits."""
+        passing = self._passing.get(name)
+        if passing is not None:
+            passing.left = min(passing.left, len(self._copies.get(name, ())) + len(self._waiting.get(name, ())))
+            if passing.left <= 0:
+                del self._passing[name]
+
+    def _waits(self, link: Link, name: bytes) -> bool:
+        return any(each.link == link.number for each in self._waiting.get(name, ()))
 
     def _waiting_for(self, link: Link) -> int:
         return sum(each.link == link.number for waiting in self._waiting.values() for each in waiting)

@@ -52,6 +52,8 @@ class Stock:
                 self.add_page(signed, origin, now_s)
         if isinstance(of, Transition):
             self._check_lists(series)
+            if series.complete():
+                self._tell_seeds(series)
 
     def add_page(self, signed: bytes, origin: int, now_s: float) -> Series | None:
         """Take an index page, made here (`origin` -1) or received, and pass it on. Returns its series if it is new."""
@@ -94,6 +96,8 @@ class Stock:
             self._offer(series, ordinal, now_s)
             if ordinal >= META_ORDINAL:
                 self._check_lists(series)
+            if series.complete():
+                self._tell_seeds(series)
         return new
 
     def attempts_of(self, name: bytes) -> list[bytes]:
@@ -206,6 +210,18 @@ class Stock:
         for link in self._links.values():
             if link.record is not None:
                 self._say(link, self._all() if link.number in newly else unsaid, known)
+
+    def _tell_seeds(self, series: Series) -> None:
+        """Tell those who made a series that all of it is here: from whom they get back what they lose.
+
+        HAVEs leave out who has the chunks.
+        """
+        of = series.transition or series.opening
+        makers = {part.node for part in of.parts} if of is not None else set()
+        for link in self._links.values():
+            if link.node in makers and link.record is not None:
+                for message in _haves(series.attempt, series.have):
+                    self._emit(Send(link.number, message))
 
     def _all(self) -> dict[bytes, ChunkSet]:
         return {series.attempt: series.have for series in self.series.values()}

@@ -48,6 +48,8 @@ class Watch:
         """Give up on what is late, and hang up on who says nothing at all. Call once a second."""
         for link in self._links.values():
             for flight in link.flights.values():
+                if flight.whole:
+                    continue  # it is here, and being verified or stored: that is not the peer's
                 if flight.is_counted_on and flight.deadline_s <= now_s:
                     if not link.prolong(flight, now_s):
                         self._give_up(link, flight, now_s)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchswarm.protocol.allowance import BURST, PING, RATE, REFUSAL, Allowance
+from patchswarm.protocol.allowance import BURST, PING, RANGES, RATE, REFUSAL, Allowance
 from patchswarm.protocol.messages import Have, Piece, Ping, Reason, Reject, Request
 
 NAME, ATTEMPT = bytes(32), bytes(16)
@@ -23,6 +23,16 @@ def test_a_newcomer_may_say_much_at_once_and_more_is_heard_at_a_steady_rate(allo
         allowance.heard(HAVE, 0.0)
     assert allowance.wait_s(0.0) == pytest.approx(100 / RATE)
     assert allowance.wait_s(100 / RATE) == 0.0
+
+
+def test_many_ranges_are_dear(allowance):
+    """They are put together one by one, on the event loop."""
+    many = Have(ATTEMPT, tuple((4 * number, 4 * number) for number in range(4096)))
+    for _ in range(int(BURST / (1 + 4096 / RANGES))):
+        allowance.heard(many, 0.0)
+    assert allowance.wait_s(0.0) == 0.0
+    allowance.heard(many, 0.0)
+    assert allowance.wait_s(0.0) > 0.0
 
 
 def test_requests_that_are_served_and_pieces_that_were_asked_for_are_free(allowance):

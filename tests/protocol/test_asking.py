@@ -183,3 +183,12 @@ def test_what_a_mate_has_is_not_asked_of_the_seed(beside_the_seed):
     mate = desk.link(MATE)
     mate.offers.remember(ATTEMPT, ((0, COUNT - 1),))
     assert [*desk.asked_of()] == [MATE]
+
+
+def test_a_seed_that_fetches_its_own_chunks_back_waits_for_nobodys_turn(desk):
+    """It is in no row of mates: its roster has everyone but itself."""
+    desk.plan.seeds = frozenset({ME})
+    mate = desk.link(MATE)
+    mate.goodput = mate.rate = SIZE / (2 * SLOW_MATE_S)
+    mate.offers.remember(ATTEMPT, ((0, COUNT - 1),))
+    assert desk.asked_of()[MATE]

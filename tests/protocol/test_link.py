@@ -15,6 +15,7 @@ from patchswarm.protocol.link import (
     PACE_S,
     RATE_MEMORY_S,
     RATED_S,
+    REFUSING_S,
     STALL_S,
     Link,
 )
@@ -297,3 +298,18 @@ def test_a_peer_is_stuck_when_all_it_was_asked_is_late(link):
     link.land(numbers[1], 6.0, arrived=True)
     assert not link.is_stuck
     assert link.late_flights == 0
+
+
+def test_a_peer_that_never_has_time_is_not_waited_for_until_it_sends_something(link):
+    link.refused(10.0)
+    link.refused(10.0 + REFUSING_S - 0.1)
+    assert not link.is_doubtful
+    link.refused(10.0 + REFUSING_S)
+    assert link.is_doubtful
+    (number,) = ask(link, 1, 20.0)
+    link.land(number, 21.0, arrived=True)
+    assert not link.is_doubtful
+    link.refused(22.0)
+    link.progressed(link.moved_bytes + 1000, 24.0)
+    link.refused(22.0 + REFUSING_S)
+    assert not link.is_doubtful, "a part of a chunk has come meanwhile"

@@ -296,3 +296,36 @@ def test_who_is_being_sent_a_chunk_is_not_sent_it_again_meanwhile(desk):
     desk.leave(0)
     desk.ask(0)
     assert desk.served_to() == [0]
+
+
+def test_who_waits_for_a_chunk_waits_once(desk):
+    desk.ask(0)
+    desk.ask(0, request=2)
+    assert desk.done() == [Send(0, Reject(2, Reason.BUSY))]
+    desk.ask(1)
+    desk.come()
+    assert desk.served_to() == [0, 1], "one peer that asks again and again keeps nobody else off"
+
+
+def test_a_chunk_is_passed_on_when_those_who_have_not_got_it_yet_want_it_no_more(desk):
+    for number in range(6):
+        desk.ask(number)
+    desk.come(now_s=1.0)
+    desk.served_to()
+    for number in range(3, 6):
+        desk.serving.cancelled(desk.links[number], 1)
+    assert desk.serving.behind_s(9.0) == 8.0, "three copies have not left yet"
+    for number in range(3):
+        desk.leave(number)
+    assert desk.serving.behind_s(9.0) == 0.0
+    assert desk.serving.idle
+
+
+def test_a_chunk_is_passed_on_when_those_who_waited_too_long_were_sent_away(desk):
+    for number in range(6):
+        desk.ask(number)
+    desk.come(now_s=1.0)
+    desk.serving.tick(WAITING_S + 1.0)
+    for number in range(3):
+        desk.leave(number)
+    assert desk.serving.behind_s(WAITING_S + 2.0) == 0.0

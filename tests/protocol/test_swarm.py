@@ -5,8 +5,10 @@ from collections import Counter
 import pytest
 from support.swarm_world import Host, Liar, World
 
+from patchswarm.protocol.effects import Send, Serve, StreamKnown
 from patchswarm.protocol.fetch import AGAIN_S
 from patchswarm.protocol.ids import digest
+from patchswarm.protocol.link import REFUSING_S
 from patchswarm.protocol.messages import (
     Claim,
     Have,
@@ -271,6 +273,34 @@ class FalseHave(Liar):
 
     def message(self, message):
         return [message, self.have] if not isinstance(message, Piece) else [message]
+
+
+class AlwaysBusy(FalseHave):
+    """Says that it has everything, and has no time for anyone."""
+
+    def __init__(self, version, host):
+        super().__init__(version.attempt, len(version.chunks))
+        self.names, self.serving = set(version.chunks), host.swarm.fetch.serving
+        self.asked, self.serving.asked = self.serving.asked, self.refuse
+
+    def refuse(self, link, request, site, now_s):
+        if request.name in self.names:
+            self.serving._emit(Send(link.number, Reject(request.request, Reason.BUSY)))
+        else:
+            self.asked(link, request, site, now_s)
+
+
+class GarbageOnLanes(AlwaysBusy):
+    """Says that it has everything, and sends garbage over lanes, also when it was asked for a chunk over TLS."""
+
+    def refuse(self, link, request, site, now_s):
+        if request.name in self.names:
+            self.serving._emit(Serve(link.number, request.request, request.name, False))
+        else:
+            self.asked(link, request, site, now_s)
+
+    def chunk(self, sealed, *, secure):
+        return bytes(len(sealed)) if digest(sealed) in self.names else sealed
 
 
 class FalseClaim(Liar):
@@ -645,3 +675,70 @@ def test_what_a_mate_has_no_time_for_is_asked_for_a_moment_later_with_all_else(m
     version = world.publish(head, chunks=16)
     world.until(lambda: world.all_have(version), 30)
     assert refused > 16
+
+
+def test_a_mate_that_says_it_has_all_and_is_always_busy_is_waited_for_no_longer_than_that():
+    world = World()
+    head, liar, *honest = world.fleet(b=3)
+    world.run(5)
+    first = world.publish(head, chunks=24)
+    world.until(lambda: world.all_have(first), 30)
+    version = world.draft(head, chunks=40)
+    liar.liar = AlwaysBusy(version, liar)
+    head.begin(version)
+    world.run(1.2)
+    head.seed_pages(version)
+    head.finish(version)
+    assert world.until(lambda: world.all_have(version, honest), 30) < REFUSING_S + 5
+
+
+def test_who_answers_over_a_lane_what_was_asked_for_over_tls_is_to_blame_for_what_comes():
+    world = World()
+    head, liar, *honest = world.fleet(b=3)
+    world.run(5)
+    version = world.draft(head, chunks=40)
+    liar.liar = GarbageOnLanes(version, liar)
+    liar.store.update(version.chunks)
+    head.begin(version)
+    world.run(1.2)
+    head.seed_pages(version)
+    head.finish(version)
+    world.until(lambda: world.all_have(version, honest), 10)
+    assert world.asked_of[liar.name] < 3 * len(version.chunks), "it is benched before it has wasted much"
+    assert any(link.strikes for host in honest for link in host.swarm.connected() if link.node == liar.node)
+
+
+def test_a_head_gets_back_what_it_has_lost():
+    world = World()
+    head, *_ = world.fleet(a=2, b=2)
+    world.run(5)
+    version = world.publish(head, chunks=12)
+    world.until(lambda: world.all_have(version), 30)
+    world.run(1)
+    gone = list(version.chunks)[5]
+    del head.store[gone]
+    fetch = head.swarm.fetch
+    fetch.routing.restore("qwen", fetch.stock.whole_with("qwen", frozenset([gone])))
+    fetch.rescan("qwen", world.now_s)
+    head.act()
+    world.until(lambda: gone in head.store, 10)
+
+
+def test_who_wants_only_the_lists_asks_again_where_they_were_refused(monkeypatch):
+    do = Host._do
+
+    def lists_only(self, effect):
+        if isinstance(effect, StreamKnown) and self.name != "head":
+            self.swarm.fetch.hold(effect.stream, self.held, lists_first=True, now_s=self.world.now_s)
+            self.act()
+        else:
+            do(self, effect)
+
+    monkeypatch.setattr(Host, "_do", lists_only)
+    world = World()
+    head = world.add("head", "a", seeds=(), uplink=300.0)
+    head.say([world.publisher.record()])
+    version = world.publish(head, chunks=12)
+    world.run(1)
+    hosts = [world.add(f"host{number}", "a", dialable=False) for number in range(6)]  # linked to the head alone
+    world.until(lambda: all(version.lists.keys() <= host.store.keys() for host in hosts), 60)
