@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .messages import BlockPiece, BlockReject, BlockRequest, Claim, Have, Message, Piece, Ping, Reject, Request
+from .messages import BlockPiece, BlockReject, BlockRequest, Buckets, Claim, Have, Message, Piece, Ping, Reject, Request
 
 RATE: Final = 2000.0
 """Allowance per second, in the price of one word."""
@@ -22,6 +22,9 @@ REFUSAL: Final = 20.0
 
 PING: Final = 20.0
 """Price of a ping, which is answered: one per second is what honest peers need."""
+
+BUCKETS: Final = 200.0
+"""Price of sums, which are answered by the names in every bucket that differs. Honest peers send them once a second."""
 
 RANGES: Final = 16
 """Ranges of a HAVE or CLAIM that cost as much as one word more."""
@@ -38,7 +41,9 @@ class Allowance:
 
     def heard(self, message: Message, now_s: float) -> None:
         """Pay for a message that came."""
-        if isinstance(message, Have | Claim):
+        if isinstance(message, Buckets):
+            self._pay(BUCKETS, now_s)
+        elif isinstance(message, Have | Claim):
             self._pay(1.0 + len(message.ranges) // RANGES, now_s)
         elif not isinstance(message, _FREE):
             self._pay(PING if isinstance(message, Ping) else 1.0, now_s)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from .backoff import doubled
+
 BENCH_S: Final = 30.0
 MAX_BENCH_S: Final = 600.0
 FORGIVE_S: Final = 120.0
@@ -42,7 +44,7 @@ class Conduct:
         self.strikes += 1
         self.struck_at_s = now_s
         self.is_benched = True
-        self.benched_until_s = now_s + min(BENCH_S * 2 ** (self.strikes - 1), MAX_BENCH_S)
+        self.benched_until_s = now_s + doubled(BENCH_S, self.strikes - 1, MAX_BENCH_S)
 
     def broke_offer(self, now_s: float) -> None:
         """Note that the node has not got what it said it has."""

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from .backoff import doubled
 from .chance import Chance
 from .manifest import NodeRecord
 
@@ -50,7 +51,12 @@ class Dialer:
         back knows others, and they do not know yet that it is there. Of a node's addresses one is tried at a time.
         """
         has_just_begun, self._has_looked = not self._has_looked, True
-        known = {address: node for node in wanted if node in nodes for address in nodes[node].addresses}
+        known: dict[str, bytes] = {}
+        for node in wanted:
+            for address in nodes[node].addresses if node in nodes else ():
+                # Who is connected may claim an address that is another's.
+                if address not in known or known[address] in connected:
+                    known[address] = node
         mine = nodes[me].addresses if me in nodes else ()
         candidates = dict.fromkeys(self._seeds if len(connected) < ENOUGH else (), b"") | known
         for address in [address for address, attempt in self._tries.items() if not attempt.dialling]:
@@ -76,7 +82,7 @@ class Dialer:
     def failed(self, address: str, now_s: float) -> None:
         """The dial failed, or the connection it made ended: wait, longer each time, with jitter."""
         attempt = self._tries.setdefault(address, _Try())
-        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2**attempt.failures)
+        wait_s = doubled(FIRST_RETRY_S, attempt.failures, LAST_RETRY_S)
         attempt.failures += 1
         attempt.dialling = False
         attempt.next_s = now_s + wait_s * self._chance.uniform(0.5, 1.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -159,7 +159,10 @@ def from_der(data: bytes) -> list[x509.Certificate]:
         if len(certificates) == 2 or len(data) < 4 or data[:2] != b"\x30\x82":
             raise ValueError("not one or two certificates in DER")
         end = 4 + int.from_bytes(data[2:4], "big")
-        certificates.append(x509.load_der_x509_certificate(data[:end]))
+        try:
+            certificates.append(x509.load_der_x509_certificate(data[:end]))
+        except (x509.InvalidVersion, UnsupportedAlgorithm) as error:  # neither is a ValueError
+            raise ValueError(str(error)) from None
         data = data[end:]
     if not certificates:
         raise ValueError("no certificate")

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from ...protocol.errors import ProtocolError
 from ...protocol.ids import digest
@@ -22,6 +23,12 @@ LOOK_S: Final = 0.5
 
 SENT_AT_ONCE: Final = 8
 """Blocks read for peers at a time: bounds the memory they take."""
+
+SENT_EACH: Final = 2
+"""And so many of them for one peer: what one does not take keeps nobody else waiting."""
+
+DRAIN_S: Final = 10.0
+"""Time in which a peer has to take a piece of a block."""
 
 ReadBlock = Callable[[bytes, int], Awaitable[bytes | None]]
 """(manifest, block) to its verified bytes, None when no clean slot here holds them."""
@@ -49,6 +56,7 @@ class BlockDesk:
         self._jobs: dict[bytes, _Job] = {}
         self._pieces: dict[tuple[int, int], bytearray] = {}
         self._sending = asyncio.Semaphore(SENT_AT_ONCE)
+        self._sending_each: WeakKeyDictionary[Peer, asyncio.Semaphore] = WeakKeyDictionary()
         self._turn = asyncio.Lock()
 
     async def fetch(self, manifest: bytes, numbers: Iterable[int], digests: bytes) -> dict[int, bytes]:
@@ -102,15 +110,19 @@ class BlockDesk:
 
     async def send(self, peer: Peer, request: int, manifest: bytes, block: int) -> None:
         """Answer a peer's request."""
+        each = self._sending_each.setdefault(peer, asyncio.Semaphore(SENT_EACH))
         try:
-            async with self._sending:
+            async with each, self._sending:
                 data = await self.read(manifest, block)
                 if data is None:
                     peer.send(BlockReject(request, Reason.MISSING))
                     return
                 for offset in range(0, len(data), PIECE_BYTES):
                     peer.send(BlockPiece(request, offset, len(data), data[offset : offset + PIECE_BYTES]))
-                    await peer.drained()
+                    async with asyncio.timeout(DRAIN_S):
+                        await peer.drained()
+        except TimeoutError:
+            peer.close()  # it takes nothing, and keeps others waiting for their turn
         except OSError:
             pass  # the link is gone, and its requests with it
         finally:

@@ -301,7 +301,7 @@ class Fleet:
                     self.peers[number].withdraw(request)
             case ServeBlock(number, request, manifest, block):
                 if number in self.peers:
-                    self._tasks.create_task(self.blocks.send(self.peers[number], request, manifest, block))
+                    self._spawn(self.blocks.send(self.peers[number], request, manifest, block))
             case Hangup(number, reason):
                 if number in self.peers:
                     _log.debug("hang up", peer=number, reason=reason)
@@ -326,9 +326,11 @@ class Fleet:
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         """Run a task of the fleet; nothing new is begun once the fleet is stopping."""
+        guarded = _guarded(work)
         try:
-            self._tasks.create_task(work)
+            self._tasks.create_task(guarded)
         except RuntimeError:
+            guarded.close()
             work.close()
 
     async def _tick(self) -> None:
@@ -497,7 +499,7 @@ class Fleet:
         """Take a piece of a block. Raises ProtocolError when pieces do not follow each other."""
         whole = self.blocks.take(peer.number, piece)
         if whole is not None:
-            self._tasks.create_task(self.blocks.check(peer.number, piece.request, whole))
+            self._spawn(self.blocks.check(peer.number, piece.request, whole))
 
     def chunk_came(self, peer: Peer, lane: Lane | None, name: bytes, body: bytearray) -> None:
         """Take a chunk's unverified bytes; `lane` is None when they came over TLS."""
@@ -535,3 +537,11 @@ class Fleet:
     @staticmethod
     def _now() -> float:
         return time.monotonic()
+
+
+async def _guarded(work: Coroutine[object, object, None]) -> None:
+    """Do a piece of work. A mistake of ours that somebody has brought to light in it costs this piece, not the node."""
+    try:
+        await work
+    except Exception:
+        _log.exception("work of the fleet given up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -104,6 +105,10 @@ class Listener:
         except asyncio.CancelledError:
             accepted.close()
             raise
+        except Exception:
+            # A mistake of ours that a stranger has brought to light: it costs this connection, not the node.
+            _log.exception("connection given up")
+            accepted.close()
 
     @asynccontextmanager
     async def _limited(self, host: str) -> AsyncIterator[None]:
@@ -114,7 +119,8 @@ class Listener:
             if len(same) >= MAX_HALF_OPEN_EACH or len(self._half_open) >= MAX_HALF_OPEN:
                 oldest = next(iter(crowded))
                 del self._half_open[oldest]
-                oldest.reschedule(asyncio.get_running_loop().time())
+                with contextlib.suppress(RuntimeError):  # it is about to go anyway: its time is up in this very turn
+                    oldest.reschedule(asyncio.get_running_loop().time())
             self._half_open[patience] = host
             try:
                 yield

@@ -54,6 +54,8 @@ GROWTH_S: Final = 1.0
 
 GROWTH_GAIN: Final = 1.1
 _READ_BYTES: Final = 256 * 1024
+_WORDS_AT_ONCE: Final = 64
+"""Messages of one peer that are heard before others have their turn."""
 
 
 class PeerOwner(Protocol):
@@ -112,6 +114,7 @@ class Peer:
         self._tasks = asyncio.TaskGroup()
         self._over_lanes: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(MAX_SERVING)
         self._secure: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(MAX_SERVING)
+        self._queued: dict[int, bytes] = {}  # requests in either queue that were not withdrawn
         self._pieces: dict[int, bytearray] = {}
         self._busy = asyncio.Event()  # a chunk waits for a lane, or there is none
         self._busy.set()
@@ -178,30 +181,30 @@ class Peer:
             self.send(Reject(request, Reason.STOPPING))
             self._owner.chunk_left(self, name)
             return
-        try:
-            (self._secure if secure else self._over_lanes).put_nowait((request, name))
-            self._busy.set()
-        except asyncio.QueueFull:
+        queue = self._secure if secure else self._over_lanes
+        if queue.full() or request in self._queued:
             self.send(Reject(request, Reason.BUSY))
             self._owner.chunk_left(self, name)
+        else:
+            queue.put_nowait((request, name))
+            self._queued[request] = name
+            self._busy.set()
 
     def withdraw(self, request: int) -> None:
         """Reject a request whose chunk is still queued; one that has begun to leave does so."""
-        for queue in (self._over_lanes, self._secure):
-            queued = [queue.get_nowait() for _ in range(queue.qsize())]
-            for number, name in queued:
-                if number == request:
-                    self.send(Reject(request, Reason.BUSY))
-                    self._owner.chunk_left(self, name)
-                else:
-                    queue.put_nowait((number, name))
+        name = self._queued.pop(request, None)
+        if name is not None:  # what stands in a queue and not here is passed over
+            self.send(Reject(request, Reason.BUSY))
+            self._owner.chunk_left(self, name)
 
     def turn_away(self) -> None:
         """Reject all that is queued, and whatever is asked from now on: this node leaves."""
         self._leaving = True
         for queue in (self._over_lanes, self._secure):
             while not queue.empty():
-                self.serve(*queue.get_nowait(), secure=False)
+                request, name = queue.get_nowait()
+                if self._queued.pop(request, None) is not None:
+                    self.serve(request, name, secure=False)
 
     async def finish(self) -> None:
         """Wait until the peer has all that is being sent to it, and has closed its lanes."""
@@ -251,7 +254,9 @@ class Peer:
     async def _read(self) -> None:
         decoder = FrameDecoder()
         while data := await self._reader.read(_READ_BYTES):
-            for body in decoder.feed(data):
+            for count, body in enumerate(decoder.feed(data), 1):
+                if not count % _WORDS_AT_ONCE:
+                    await asyncio.sleep(0)
                 message = decode_message(body)
                 now_s = time.monotonic()
                 self._allowance.heard(message, now_s)
@@ -310,6 +315,8 @@ class Peer:
             request, name = await self._next(lane)
             if name is None:
                 break
+            if self._queued.pop(request, None) is None:
+                continue
             with self._busy_sending():
                 sealed = await self._load(request, name)
                 if sealed is not None:
@@ -363,6 +370,8 @@ class Peer:
     async def _serve_secure(self) -> None:
         while True:
             request, name = await self._secure.get()
+            if self._queued.pop(request, None) is None:
+                continue
             with self._busy_sending():
                 sealed = await self._load(request, name)
                 if sealed is not None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...protocol.backoff import doubled
+
 FIRST_S: Final = 1.0
 LAST_S: Final = 60.0
 FORGIVEN_S: Final = 600.0
@@ -30,7 +32,7 @@ class Shunned:
     def is_shunned(self, node_key: bytes, now_s: float) -> bool:
         """Whether a node is not let in yet."""
         count, at_s = self._offences.get(node_key, (0, 0.0))
-        return count > 0 and now_s < at_s + min(LAST_S, FIRST_S * 2.0 ** (count - 1))
+        return count > 0 and now_s < at_s + doubled(FIRST_S, count - 1, LAST_S)
 
     def _forgive(self, now_s: float) -> None:
         for key in [key for key, (_, at_s) in self._offences.items() if now_s > at_s + FORGIVEN_S]:

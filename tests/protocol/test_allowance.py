@@ -2,8 +2,8 @@
 
 import pytest
 
-from patchswarm.protocol.allowance import BURST, PING, RANGES, RATE, REFUSAL, Allowance
-from patchswarm.protocol.messages import Have, Piece, Ping, Reason, Reject, Request
+from patchswarm.protocol.allowance import BUCKETS, BURST, PING, RANGES, RATE, REFUSAL, Allowance
+from patchswarm.protocol.messages import Buckets, Have, Piece, Ping, Reason, Reject, Request
 
 NAME, ATTEMPT = bytes(32), bytes(16)
 HAVE = Have(ATTEMPT, ((0, 1),))
@@ -32,6 +32,14 @@ def test_many_ranges_are_dear(allowance):
         allowance.heard(many, 0.0)
     assert allowance.wait_s(0.0) == 0.0
     allowance.heard(many, 0.0)
+    assert allowance.wait_s(0.0) > 0.0
+
+
+def test_sums_that_are_answered_by_names_are_dear(allowance):
+    for _ in range(int(BURST / BUCKETS)):
+        allowance.heard(Buckets(bytes(2048)), 0.0)
+    assert allowance.wait_s(0.0) == 0.0
+    allowance.heard(Buckets(bytes(2048)), 0.0)
     assert allowance.wait_s(0.0) > 0.0
 
 

@@ -175,3 +175,11 @@ def test_nobody_is_dialled_who_is_connected(count):
     scene = Scene(nodes=nodes)
     scene.connected = set(list(nodes)[:count])
     assert len(scene.due()) == 5 - count
+
+
+@pytest.mark.parametrize("order", [(LOW, HIGH), (HIGH, LOW)])
+def test_a_node_whose_address_another_claims_is_dialled_all_the_same(order):
+    """Who is connected and says that it is at somebody else's address keeps nobody from dialling that one."""
+    nodes = {ME: record("me:1"), LOW: record("low:1"), HIGH: record("low:1")}
+    dialer = Dialer([], random.Random(1))
+    assert dialer.due(nodes, ME, dict.fromkeys(order).keys(), {HIGH}, 0.0) == ["low:1"]

@@ -6,6 +6,7 @@ import time
 
 import msgpack
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 from daemon.single import until
 from support.raw_member import RawMember
 from support.versions import Publisher, key_of, node_record
@@ -34,6 +35,7 @@ from patchswarm.protocol.messages import (
     Pong,
     Pull,
     Reject,
+    Renewed,
     Request,
     Widen,
     encode_message,
@@ -316,6 +318,25 @@ async def test_block_that_is_not_held_is_rejected(head, fleet, hostile, checkpoi
     await hostile.greet()
     hostile.say(BlockRequest(1, NAME, 0), BlockRequest(2, NAME, 2**32 - 1))
     assert {(await hostile.hear(BlockReject)).request for _ in range(2)} == {1, 2}
+    assert await lives_on(head, fleet, checkpoints)
+
+
+async def test_certificates_that_are_none_end_nothing(head, fleet, hostile, checkpoints):
+    """Also such as the library refuses with an error of its own: one message would have ended the daemon."""
+    await hostile.greet()
+    issued = hostile.own.certificate.public_bytes(Encoding.DER)
+    for der in (issued.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x01", 1), b"\x30\x82\x00\x01x"):
+        hostile.say(Renewed(der, hostile.own.membership))
+    hostile.say(Ping(1))
+    assert await hostile.hear(Pong) is not None
+    assert await lives_on(head, fleet, checkpoints)
+
+
+async def test_a_mistake_in_a_piece_of_work_costs_that_piece_alone(head, fleet, checkpoints):
+    async def mistaken():
+        raise OverflowError("int too large to convert to float")
+
+    head.fleet._spawn(mistaken())
     assert await lives_on(head, fleet, checkpoints)
 
 

@@ -43,6 +43,7 @@ class Port:
 async def port(tmp_path):
     made = Port(make_head(tmp_path / "head"))
     accepting = Listener(made.listening, made.head.identity.server_tls(), made.control, made.lane)
+    made.accepting = accepting
     task = asyncio.create_task(accepting.run())
     yield made
     assert not task.done(), "the listener ended"
@@ -148,6 +149,25 @@ async def test_silent_strangers_keep_nobody_out_however_many(port, tmp_path, mon
         assert await closed(reader), "the oldest make way"
     for _, writer in strangers:
         writer.close()
+
+
+async def test_who_makes_way_in_the_moment_in_which_its_time_is_up_ends_nothing(port, tmp_path, monkeypatch):
+    class Expiring:
+        def reschedule(self, _when_s):
+            raise RuntimeError("Cannot change state of expiring Timeout")
+
+    monkeypatch.setattr(module, "MAX_HALF_OPEN", 1)
+    port.accepting._half_open[Expiring()] = "127.0.0.1"
+    assert await works(port, tmp_path)
+
+
+async def test_a_mistake_that_a_connection_brings_to_light_costs_that_one_alone(port, tmp_path, monkeypatch):
+    monkeypatch.setattr(port.accepting, "_lane", None)
+    reader, writer = await port.dial()
+    writer.write(encode_preamble(LANE, KEY))
+    assert await closed(reader)
+    writer.close()
+    assert await works(port, tmp_path)
 
 
 async def test_stopping_closes_what_has_not_spoken_yet(tmp_path):

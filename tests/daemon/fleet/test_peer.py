@@ -332,6 +332,13 @@ async def test_a_chunk_that_has_not_begun_to_leave_can_be_withdrawn(wire):
     lane.close()
 
 
+async def test_a_number_that_is_queued_is_not_queued_again(wire):
+    wire.peer.serve(1, NAME, secure=False)
+    wire.peer.serve(1, NAME, secure=False)
+    assert await wire.hear() == Reject(1, Reason.BUSY)
+    assert wire.owner.left == [NAME]
+
+
 async def test_what_a_broken_lane_may_have_swallowed_is_rejected(wire):
     lane = MadeLane(wire.peer)
     wire.peer.lane_up(lane)
