@@ -6,15 +6,19 @@ import asyncio
 import time
 from typing import Final
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ..protocol.manifest import Beacon
 from ..protocol.messages import ObjectKind
 from ..protocol.signed import sign
+from ..storage.errors import StorageError
 from .fleet.fleet import Fleet
 from .publisher import Publisher
 
 EVERY_S: Final = 10.0
+
+_log: Final = structlog.get_logger(__name__)
 
 
 class Beacons:
@@ -28,7 +32,10 @@ class Beacons:
     async def run(self) -> None:
         """Go on until cancelled."""
         while True:
-            self.say(int(time.time()))
+            try:
+                self.say(int(time.time()))
+            except (StorageError, OSError) as error:  # a catalog that cannot be read just now ends no daemon
+                _log.warning("beacon not said", reason=str(error))
             await asyncio.sleep(EVERY_S)
 
     def say(self, unix_s: int) -> None:

@@ -28,6 +28,7 @@ from ..storage.errors import (
     ChunkCorruptError,
     ChunkMissingError,
     ProofFailedError,
+    SlotDamagedError,
     SlotsBusyError,
     StorageError,
 )
@@ -239,7 +240,11 @@ class Replica:
             series = self._fleet.view.coming(self.stream, current.manifest if current else b"")
             of = (series.transition or series.opening) if series is not None and self._may_begin(current) else None
             if series is None or of is None:
-                await finish(asyncio.to_thread(ahead.give_up))
+                try:
+                    await finish(asyncio.to_thread(ahead.give_up))
+                except (StorageError, OSError) as error:
+                    _log.error("what was applied ahead could not be undone", stream=self.stream, reason=str(error))
+                    self.report(f"what was applied ahead could not be undone: {error}")
                 return
             lacking = ahead.lacks(series.attempt, series.have.data)
             if not lacking:
@@ -386,10 +391,16 @@ class Replica:
     def _damage(self, manifest: bytes, digests: bytes) -> bool:
         """Whether any slot of a version is damaged; such a one is withdrawn. Its twin may be, on which was built."""
         found = [slot for slot in self.slots.slots() if manifest and slot.manifest == manifest and not slot.withdrawn]
-        damaged = [slot for slot in found if self.slots.verify_slot(slot, digests)]
+        damaged = [slot for slot in found if self._is_damaged(slot, digests)]
         for slot in damaged:
             self.withdraw(slot)
         return bool(damaged)
+
+    def _is_damaged(self, slot: Slot, digests: bytes) -> bool:
+        try:
+            return bool(self.slots.verify_slot(slot, digests))
+        except SlotDamagedError:
+            return True
 
     async def digests_of(self, manifest: bytes) -> bytes | None:
         """The digest table of a version, None when it is not in the store."""
@@ -427,9 +438,10 @@ class Replica:
 
     def withdraw(self, slot: Slot) -> Slot:
         """Stop serving a damaged slot, and cut its readers off. Called in a thread."""
-        withdrawn = self.slots.withdraw(slot)
-        self._loop.call_soon_threadsafe(self._cut_off, slot.manifest)
-        return withdrawn
+        try:
+            return self.slots.withdraw(slot)
+        finally:
+            self._loop.call_soon_threadsafe(self._cut_off, slot.manifest)
 
     def _cut_off(self, manifest: bytes) -> None:
         self.readers.cut_off(manifest)

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from ..protocol.errors import ProtocolError
-from ..storage.errors import SlotGoneError, SlotsBusyError, StorageError, VerifyStoppedError
+from ..storage.errors import SlotDamagedError, SlotGoneError, SlotsBusyError, StorageError, VerifyStoppedError
 from ..storage.slots import Slot
 from .background import in_thread
 from .replica import Replica
@@ -160,7 +160,11 @@ class Upkeep:
             if digests is None:
                 return await self._without_lists(slot, blocks)
             self._later(slot, RETRY_S)
-            bad = await self._verify(slot, digests, urgent=urgent)
+            try:
+                bad = await self._verify(slot, digests, urgent=urgent)
+            except SlotDamagedError as error:
+                slot = await self._refitted(slot, error)
+                bad = await self._verify(slot, digests, urgent=True)
             left = await self._found(slot, bad, digests, mend=mend)
         except (SlotGoneError, SlotsBusyError, VerifyStoppedError) as error:
             return Checked(slot, blocks, 0, 0, str(error))  # it made way for a newer version, or is being read
@@ -180,6 +184,16 @@ class Upkeep:
                 _log.warning("slot dropped: nothing to verify it by", stream=slot.stream, version=slot.version)
             self._replica.lost()
         return Checked(slot, blocks, 0, 0, "its digest table is not here")
+
+    async def _refitted(self, slot: Slot, error: SlotDamagedError) -> Slot:
+        """A slot that lacks a file, or part of one: withdrawn, with an empty one in its place, which is then mended."""
+        replica = self._replica
+        _log.error("files lost", stream=slot.stream, version=slot.version, twin=slot.twin, reason=str(error))
+        replica.report(f"version {slot.version} has lost files ({error}): withdrawn, being mended")
+        damaged = await asyncio.to_thread(replica.withdraw, slot)
+        async with replica.quietly():
+            await asyncio.to_thread(replica.slots.refit, damaged)
+        return damaged
 
     async def _verify(self, slot: Slot, digests: bytes, *, urgent: bool) -> list[int]:
         """Numbers of wrong blocks. One that nothing waits for goes slowly, in one thread."""

@@ -112,6 +112,8 @@ class Routing:
             return
         routes = self._gossip.routes(stream)
         following.route = plan_route(following.held, target, routes, self._cost, frozenset(following.bad))
+        if following.route is None or _attempts(following.route) != following.announced:
+            following.announced = None  # it was handed over for nothing, and is again when it is the plan again
         if following.asked_room:
             following.asked_room = None  # less is to come by now, or more
         self.check_ready(stream)
@@ -121,7 +123,7 @@ class Routing:
         following = self.following.get(stream)
         if following is None or following.route is None or following.lists_first:
             return
-        attempts = tuple(leg.attempt for leg in following.route)
+        attempts = _attempts(following.route)
         legs = [self._series.get(attempt) for attempt in attempts]
         if attempts != following.announced and all(leg is not None and leg.complete() for leg in legs):
             following.announced = attempts
@@ -255,3 +257,8 @@ class Routing:
         """Fetch the lists of the transitions to these versions, whatever the route is."""
         if stream in self.following:
             self.following[stream].lists_of = manifests
+
+
+def _attempts(route: tuple[Transition, ...]) -> tuple[bytes, ...]:
+    """What tells one route from another."""
+    return tuple(leg.attempt for leg in route)

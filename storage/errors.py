@@ -42,6 +42,10 @@ class SlotGoneError(StorageError):
     """The version is not materialised here (any more)."""
 
 
+class SlotDamagedError(SlotGoneError):
+    """A file of the slot is missing or has another size: none of it can be used."""
+
+
 class VerifyStoppedError(StorageError):
     """A verification was told to stop before its end: it proved nothing."""
 

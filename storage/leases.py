@@ -107,7 +107,9 @@ class LeaseBook:
         """End all leases on a version that must not be read any more."""
         for held in self._on(epoch, version):
             if held.state is LeaseState.HELD:
-                self._keep(replace(held, state=LeaseState.VOIDED))
+                voided = self._leases[held.id] = replace(held, state=LeaseState.VOIDED)
+                with suppress(StorageError):  # nobody may read on because the catalog cannot be written
+                    self._keep(voided)
 
     def slot_gone(self, epoch: int, version: int, *, but: str = "") -> None:
         """The version's inodes were unlinked: what was held on them is over, `but` for one lease."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..protocol.errors import CodecError
 from ..protocol.layout import Layout
-from .errors import SlotGoneError
+from .errors import SlotDamagedError
 from .files import Files
 
 MAPPED_FILES: Final = 128
@@ -137,13 +137,14 @@ class MappedFiles:
             return np.empty(0, np.uint8)
         path = self.directory / self.layout.files[file].path
         try:
+            self._files.stat(path)  # opening for writing would make it
             fd = self._files.open_write(path) if self._writable else self._files.open_read(path)
         except FileNotFoundError:
-            raise SlotGoneError(f"{path} is missing: the slot is damaged") from None
+            raise SlotDamagedError(f"{path} is missing: the slot is damaged") from None
         try:
             found = self._files.fstat(fd).st_size
             if found != size:
-                raise SlotGoneError(f"{path} has {found} bytes instead of {size}: the slot is damaged")
+                raise SlotDamagedError(f"{path} has {found} bytes instead of {size}: the slot is damaged")
             return np.frombuffer(self._files.map(fd, size, writable=self._writable), np.uint8)
         finally:
             self._files.close(fd)

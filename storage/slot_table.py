@@ -219,9 +219,11 @@ class SlotTable:
     def withdraw(self, slot: Slot) -> Slot:
         """Stop serving a slot in which a wrong block was found, and void the leases on it."""
         with self._lock:
-            if not slot.twin:
-                self._book.void(*slot.order)
-            return self._restate(slot, proven=False, withdrawn=True)
+            try:
+                return self._restate(slot, proven=False, withdrawn=True)
+            finally:
+                if not slot.twin:
+                    self._book.void(*slot.order)
 
     def drop(self, slot: Slot) -> None:
         """Remove a slot for good, whatever it is. Raises SlotsBusyError when it is being read."""

@@ -14,10 +14,10 @@ from .building import Building
 from .catalog import Catalog
 from .directories import Directory
 from .errors import NotNewerError, SlotGoneError, SlotsBusyError, StorageError
-from .files import Files
+from .files import Files, exists, make_folders, remove_file
 from .journal import Journal
 from .mapped import MappedFiles
-from .rebuild import ByteSource, Plan, plan, reshape
+from .rebuild import ByteSource, Plan, allocate, plan, reshape
 from .slot_table import Lease, Slot, SlotTable, shown
 from .space import SetAside, Space
 from .state import JOURNAL_NAME, Phase
@@ -363,6 +363,24 @@ class StreamSlots(SlotTable):
         finally:
             for each in (found, *others):
                 self._unpin(each)
+
+    def refit(self, slot: Slot) -> None:
+        """Make files that are missing, or have another size, anew and empty: their blocks are wrong, to be repaired.
+
+        The slot must be a twin, suspect or withdrawn. Raises SlotGoneError, SlotsBusyError, NoSpaceError.
+        """
+        with self._lock:
+            found = self._get(slot)
+            if found.is_whole and found.is_ready:
+                raise StorageError(f"{found.path} is being served: withdraw it before it is repaired")
+            if self._is_held(found):
+                raise SlotsBusyError(f"{found.path} is being read: wait for its leases to end")
+            for file in found.layout.files:
+                path = found.path / file.path
+                if not exists(self._files, path) or self._files.stat(path).st_size != file.size:
+                    remove_file(self._files, path)
+                    make_folders(self._files, path.parent)
+                    allocate(self._files, path, file.size)
 
     def _mend(
         self,

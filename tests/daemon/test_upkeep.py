@@ -1,12 +1,13 @@
-"""How far a verification has come that somebody waits for."""
+"""How far a verification has come that somebody waits for, and how a slot that has lost a file is mended."""
 
 import asyncio
+import os
 import threading
 from functools import partial
 
 import pytest
-from daemon.single import head_of, short_path, until
-from support.checkpoints import model, write
+from daemon.single import Single, head_of, member_of, short_path, until
+from support.checkpoints import files_of, model, write
 
 STREAM = "qwen"
 
@@ -63,3 +64,24 @@ async def test_a_check_that_nobody_waits_for_is_no_progress(root, tmp_path, monk
         assert head.node.service.status(STREAM).progress is None
         go_on.set()
         assert (await checking).bad == 0
+
+
+@pytest.mark.parametrize("harm", ["removed", "cut short"])
+async def test_a_slot_that_has_lost_a_file_is_mended(root, tmp_path, harm):
+    directory = write(tmp_path / "1", model())
+    async with head_of(root, verify_every_s=3600) as head:
+        await head.publish(STREAM, directory)
+        async with member_of(head, root) as member:
+            slot = await member.committed(STREAM, 1)
+            await until(lambda: len(member.node.replicas[STREAM].slots.slots()) == 2)
+        file = slot.path / "model.safetensors"
+        if harm == "removed":
+            file.unlink()
+        else:
+            os.truncate(file, 100)
+        async with Single(member.home, member.config).running() as again:
+            await again.committed(STREAM, 1)
+            checks = await again.node.service.verify(STREAM, repair=True)
+            assert sum(check.bad for check in checks) > 0
+            replica = again.node.replicas[STREAM]
+            await until(lambda: replica.current() and files_of(replica.current().path) == files_of(directory))

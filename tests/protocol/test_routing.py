@@ -5,6 +5,7 @@ from msgspec import structs
 from support.swarm_world import World
 from support.versions import body, header
 
+from patchswarm.protocol.effects import RouteReady
 from patchswarm.protocol.manifest import Route
 
 
@@ -65,3 +66,22 @@ def test_a_longer_way_within_the_site_is_gone_rather_than_a_shorter_one_across_s
     world.until(lambda: third.digest in late.held, 30)
     assert second.chunks.keys() | third.chunks.keys() <= late.store.keys(), "though the head was met first"
     assert not skip.chunks.keys() <= late.store.keys()
+
+
+def test_a_route_is_handed_over_again_when_its_start_is_back(world):
+    """A slot was withdrawn and mended: nothing is missing of the way from it, and nothing would come any more."""
+    head = world.add("head", seeds=())
+    head.say([world.publisher.record()])
+    first, second = (world.publish(head) for _ in range(2))
+    late = world.add("late", "b")
+    late.store |= first.chunks | first.lists
+    late.hold(first.digest)
+    world.until(lambda: second.digest in late.held, 30)
+    late.held, fetch, handed = frozenset(), late.swarm.fetch, []
+    for name in first.chunks:
+        del late.store[name]
+    fetch.deleted(first.attempt)
+    for held in ({first.digest}, set(), {first.digest}):
+        fetch.hold("qwen", frozenset(held), lists_first=False, now_s=world.now_s)
+        handed += [effect.route for effect in late.swarm.effects() if isinstance(effect, RouteReady) and effect.route]
+    assert [route[0].source for route in handed] == [first.digest, first.digest]

@@ -16,6 +16,7 @@ from patchswarm.protocol.gossip import BEACON_AHEAD_S, Gossip
 from patchswarm.protocol.manifest import Beacon, Header, Subject
 from patchswarm.protocol.messages import ObjectKind
 from patchswarm.protocol.signed import sign
+from patchswarm.storage.errors import CatalogError
 
 pytestmark = pytest.mark.timeout(120)
 NOW = 1_800_000_000
@@ -152,3 +153,16 @@ async def test_rolled_back_head_is_not_taken_even_after_a_restart(head, fleet, c
         await asyncio.sleep(0)
         assert again.node.replicas["qwen"].current().version == 2
         assert again.catalog.mark("qwen").version == 2
+
+
+async def test_a_catalog_that_cannot_be_read_ends_no_daemon(head, checkpoints, monkeypatch):
+    await head.publish("qwen", next(checkpoints))
+
+    def unreadable(_):
+        raise CatalogError("disk I/O error")
+
+    monkeypatch.setattr(head.node.publisher, "newest_made", unreadable)
+    saying = asyncio.create_task(Beacons(head.node.publisher, head.fleet, head.identity.publisher_key).run())
+    await asyncio.sleep(0.1)
+    assert not saying.done()
+    saying.cancel()

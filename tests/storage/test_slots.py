@@ -400,6 +400,30 @@ def test_three_slots_keep_a_pinned_version(stream, tmp_path):
 # withdrawal and proof
 
 
+def test_a_version_is_withdrawn_though_the_catalog_cannot_be_written(stream, monkeypatch):
+    slot = stream.commit(None, 1)
+    lease = stream.slots.lease(None, 60, 0)
+
+    def full(*_):
+        raise NoSpaceError("no room")
+
+    monkeypatch.setattr(stream.slots._book._catalog, "put_lease", full)
+    stream.slots.withdraw(slot)
+    assert stream.slots.current() is None
+    with pytest.raises(LeaseGoneError, match="voided"):
+        stream.slots.renew(lease.id, 60, 0)
+
+
+def test_files_that_are_gone_are_made_anew_to_be_mended(stream):
+    slot = stream.commit(None, 1)
+    (slot.path / slot.layout.files[0].path).unlink()
+    with pytest.raises(StorageError, match="being served"):
+        stream.slots.refit(slot)
+    slot = stream.slots.withdraw(slot)
+    stream.slots.refit(slot)
+    assert (slot.path / slot.layout.files[0].path).stat().st_size == slot.layout.files[0].size
+
+
 def test_a_withdrawn_version_is_not_served_until_proven(stream):
     slot = stream.commit(None, 1)
     lease = stream.slots.lease(None, 60, 0)
