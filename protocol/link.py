@@ -362,21 +362,19 @@ class Link:
             return None
         if self.by_name.get(flight.name) == number:
             del self.by_name[flight.name]
+        if arrived:
+            self.received_bytes += flight.size
+            self.refused_since_s, self.gives_nothing = math.inf, False
         if number in self.awaited:
             del self.awaited[number]
             self.awaited_bytes -= flight.size
-            if arrived:
-                self.received_bytes += flight.size
-                self.refused_since_s, self.gives_nothing = math.inf, False
             return flight
         del self.flights[number]
         self.inflight_bytes -= flight.size
         self._coming_bytes -= flight.size if flight.is_coming else 0
         self.late_flights -= flight.late
         if arrived:
-            self.received_bytes += flight.size
             self.moved_at_s = now_s
-            self.refused_since_s, self.gives_nothing = math.inf, False
             rate = (self.received_bytes - flight.delivered_before) / max(now_s - flight.sent_at_s, 1e-4)
             if rate >= self.goodput or now_s - self.goodput_at_s > self._memory_s:
                 self.goodput, self.goodput_at_s = rate, now_s

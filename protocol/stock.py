@@ -52,8 +52,7 @@ class Stock:
                 self.add_page(signed, origin, now_s)
         if isinstance(of, Transition):
             self._check_lists(series)
-            if series.complete():
-                self._tell_seeds(series)
+            self._tell_makers_of_whole(series)
 
     def add_page(self, signed: bytes, origin: int, now_s: float) -> Series | None:
         """Take an index page, made here (`origin` -1) or received, and pass it on. Returns its series if it is new."""
@@ -96,8 +95,7 @@ class Stock:
             self._offer(series, ordinal, now_s)
             if ordinal >= META_ORDINAL:
                 self._check_lists(series)
-            if series.complete():
-                self._tell_seeds(series)
+            self._tell_makers_of_whole(series)
         return new
 
     def attempts_of(self, name: bytes) -> list[bytes]:
@@ -211,11 +209,13 @@ class Stock:
             if link.record is not None:
                 self._say(link, self._all() if link.number in newly else unsaid, known)
 
-    def _tell_seeds(self, series: Series) -> None:
-        """Tell those who made a series that all of it is here: from whom they get back what they lose.
+    def _tell_makers_of_whole(self, series: Series) -> None:
+        """Tell those who made a series, when all of it is here, that they get back from here what they lose.
 
         HAVEs leave out who has the chunks.
         """
+        if not series.complete():
+            return
         of = series.transition or series.opening
         makers = {part.node for part in of.parts} if of is not None else set()
         for link in self._links.values():

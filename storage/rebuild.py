@@ -132,7 +132,7 @@ def reshape(
         remove_tree(files, fresh)
         files.make_folder(fresh)
         for file in plan.fresh:
-            allocate(files, fresh / str(file), plan.new.files[file].size)
+            _allocate(files, fresh / str(file), plan.new.files[file].size)
     except (OSError, NoSpaceError):
         remove_tree(files, fresh)
         raise
@@ -175,8 +175,14 @@ def _folders_of(paths: Iterable[str]) -> set[str]:
     return found
 
 
-def allocate(files: Files, path: Path, size: int) -> None:
-    """Make a file of `size` zeros that has its room on the disk. Raises NoSpaceError."""
+def make_anew(files: Files, path: Path, size: int) -> None:
+    """Put a file of `size` zeros, with its room on the disk, in the place of what is there. Raises NoSpaceError."""
+    remove_file(files, path)
+    make_folders(files, path.parent)
+    _allocate(files, path, size)
+
+
+def _allocate(files: Files, path: Path, size: int) -> None:
     with named(path):
         fd = files.open_write(path)
         try:
@@ -244,7 +250,7 @@ def renew_inodes(files: Files, directory: Path, layout: Layout, numbers: Iterabl
     try:
         files.make_folder(fresh)
         for number in numbers:
-            allocate(files, fresh / "copy", layout.files[number].size)
+            _allocate(files, fresh / "copy", layout.files[number].size)
             for piece in _cut(fresh / "copy", number, [(0, layout.files[number].size)]):
                 _copy(files, same, *piece)
             files.rename(fresh / "copy", directory / layout.files[number].path)
@@ -267,9 +273,7 @@ def restore(files: Files, directory: Path, touched: Sequence[Touched], good: Map
     for path in whole & numbers.keys():
         number = numbers[path]
         size = good.layout.files[number].size
-        remove_file(files, directory / path)
-        make_folders(files, (directory / path).parent)
-        allocate(files, directory / path, size)
+        make_anew(files, directory / path, size)
         pieces += _cut(directory / path, number, [(0, size)])
     ranges: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for each in touched:

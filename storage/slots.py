@@ -14,10 +14,10 @@ from .building import Building
 from .catalog import Catalog
 from .directories import Directory
 from .errors import NotNewerError, SlotGoneError, SlotsBusyError, StorageError
-from .files import Files, exists, make_folders, remove_file
+from .files import Files, exists
 from .journal import Journal
 from .mapped import MappedFiles
-from .rebuild import ByteSource, Plan, allocate, plan, reshape
+from .rebuild import ByteSource, Plan, make_anew, plan, reshape
 from .slot_table import Lease, Slot, SlotTable, shown
 from .space import SetAside, Space
 from .state import JOURNAL_NAME, Phase
@@ -349,11 +349,7 @@ class StreamSlots(SlotTable):
         SlotsBusyError, NoSpaceError.
         """
         with self._lock:
-            found = self._get(slot)
-            if found.is_whole and found.is_ready:
-                raise StorageError(f"{found.path} is being served: withdraw it before it is repaired")
-            if self._is_held(found):
-                raise SlotsBusyError(f"{found.path} is being read: wait for its leases to end")
+            found = self._to_repair(slot)
             others = [each for each in self._directories.holding(slot.manifest) if each is not found]
             tainted = self._is_tainted(found)
             for each in (found, *others):
@@ -370,17 +366,20 @@ class StreamSlots(SlotTable):
         The slot must be a twin, suspect or withdrawn. Raises SlotGoneError, SlotsBusyError, NoSpaceError.
         """
         with self._lock:
-            found = self._get(slot)
-            if found.is_whole and found.is_ready:
-                raise StorageError(f"{found.path} is being served: withdraw it before it is repaired")
-            if self._is_held(found):
-                raise SlotsBusyError(f"{found.path} is being read: wait for its leases to end")
+            found = self._to_repair(slot)
             for file in found.layout.files:
                 path = found.path / file.path
                 if not exists(self._files, path) or self._files.stat(path).st_size != file.size:
-                    remove_file(self._files, path)
-                    make_folders(self._files, path.parent)
-                    allocate(self._files, path, file.size)
+                    make_anew(self._files, path, file.size)
+
+    def _to_repair(self, slot: Slot) -> Directory:
+        """A slot that nobody reads and that is not served. Under the lock. Raises SlotsBusyError, StorageError."""
+        found = self._get(slot)
+        if found.is_whole and found.is_ready:
+            raise StorageError(f"{found.path} is being served: withdraw it before it is repaired")
+        if self._is_held(found):
+            raise SlotsBusyError(f"{found.path} is being read: wait for its leases to end")
+        return found
 
     def _mend(
         self,

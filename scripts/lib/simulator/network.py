@@ -175,11 +175,9 @@ class Network:
 
     def take_control(self, links: Sequence[int], size: int) -> float:
         """Send control messages of `size` bytes over a path; returns the seconds that they spend in its queues."""
-        wait_s, control, wait = 0.0, self.control, self._wait
         for link in links:
-            control[link] += size
-            wait_s += wait[link]
-        return wait_s
+            self.control[link] += size
+        return self.wait_s(links)
 
     def _take_links(self) -> None:
         """Take links that were added since the last step into the arrays."""
