@@ -98,18 +98,15 @@ class LeaseBook:
         """The slot under a lease became another version with its holder's consent."""
         held = self._leases.get(id)
         if held is not None and held.state is LeaseState.HELD:
-            moved = replace(held, epoch=epoch, version=version, manifest=manifest)
-            self._leases[id] = moved
-            with suppress(StorageError):  # its next renewal writes it again
-                self._keep(moved)
+            # Where it is not written now, its next renewal writes it.
+            self._keep_here(replace(held, epoch=epoch, version=version, manifest=manifest))
 
     def void(self, epoch: int, version: int) -> None:
         """End all leases on a version that must not be read any more."""
         for held in self._on(epoch, version):
             if held.state is LeaseState.HELD:
-                voided = self._leases[held.id] = replace(held, state=LeaseState.VOIDED)
-                with suppress(StorageError):  # nobody may read on because the catalog cannot be written
-                    self._keep(voided)
+                # Nobody may read on because the catalog cannot be written.
+                self._keep_here(replace(held, state=LeaseState.VOIDED))
 
     def slot_gone(self, epoch: int, version: int, *, but: str = "") -> None:
         """The version's inodes were unlinked: what was held on them is over, `but` for one lease."""
@@ -117,10 +114,8 @@ class LeaseBook:
             if held.id == but:
                 continue
             state = LeaseState.VOIDED if held.state is LeaseState.HELD else held.state
-            gone = replace(held, state=state, on_slot=False)
-            self._leases[held.id] = gone
-            with suppress(StorageError):  # opening compares leases with slots, and comes to the same end
-                self._keep(gone)
+            # Where it is not written, opening compares leases with slots, and comes to the same end.
+            self._keep_here(replace(held, state=state, on_slot=False))
 
     def orders(self) -> set[tuple[int, int]]:
         """(epoch, version) of every slot that leases refer to."""
@@ -164,6 +159,12 @@ class LeaseBook:
                 )
             )
         self._leases[held.id] = held
+
+    def _keep_here(self, held: Held) -> None:
+        """Keep it in memory in any case, and in the catalog where that can be written."""
+        self._leases[held.id] = held
+        with suppress(StorageError):
+            self._keep(held)
 
     def _drop(self, ids: list[str]) -> None:
         durable = [id_ for id_ in ids if self._leases[id_].durable]
